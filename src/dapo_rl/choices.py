@@ -128,6 +128,8 @@ FIXED_OPTIONS = {
 """What `engine_options` cannot set, and the remedy."""
 VERIFIERS = ("math", "exact", "gym")
 """`reward.verifier` also accepts a user-defined function."""
+NO_VERIFIER = "none"
+"""`reward.verifier` where the environment gives all rewards."""
 
 
 def is_function(name: str) -> bool:

@@ -47,6 +47,8 @@ def to_arrow(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
         arrays[SCALARS + name] = pa.array([each.scalars.get(name) for each in trajectories], pa.float64())
     messages = [_encoded(messages_json(each.messages)) for each in trajectories]
     arrays["messages"] = pa.array(messages, pa.binary())
+    if any(each.episode for each in trajectories):
+        arrays["episode"] = pa.array([_encoded(_json(each.episode)) for each in trajectories], pa.binary())
     return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
 
@@ -59,7 +61,9 @@ def from_arrow(batch: pa.RecordBatch | pa.Table) -> list[Trajectory]:
     scalars = {n.removeprefix(SCALARS): batch.column(n).to_pylist() for n in names if n.startswith(SCALARS)}
     columns = (batch.column(name).to_pylist() for name in ("index", "text", "finish_reason", "turns"))
     prompts = token_arrays("prompt_ids", batch.column("prompt_ids"))
-    messages = batch.column("messages").to_pylist() if "messages" in names else [None] * batch.num_rows
+    messages, episodes = (
+        batch.column(name).to_pylist() if name in names else [None] * batch.num_rows for name in ("messages", "episode")
+    )
     trajectories = []
     for i, (index, text, reason, turns, prompt) in enumerate(zip(*columns, prompts, strict=True)):
         of_tokens = {name: arrays[i] for name, arrays in tokens.items() if arrays[i] is not None}
@@ -75,6 +79,7 @@ def from_arrow(batch: pa.RecordBatch | pa.Table) -> list[Trajectory]:
                 prompt_ids=() if prompt is None else prompt,
                 scalars={name: values[i] for name, values in scalars.items() if values[i] is not None},
                 messages=_messages_of(messages[i]),
+                episode=_episode_of(episodes[i]),
             )
         )
     return trajectories
@@ -164,16 +169,29 @@ def turn_row(turn: Turn) -> dict[str, Any]:
 
 def messages_json(messages: Sequence[Mapping[str, Any]]) -> str | None:
     """A conversation as JSON; None for an empty one."""
-    return json.dumps(messages, ensure_ascii=False) if messages else None
+    return _json(messages)
+
+
+def _json(value: Sequence[Any] | Mapping[str, Any]) -> str | None:
+    return json.dumps(value, ensure_ascii=False) if value else None
+
+
+def _of_json(text: bytes) -> Any:
+    try:
+        return json.loads(text.decode("utf-8", "surrogatepass"))
+    except RecursionError:
+        raise ValueError("it has messages that are nested too deeply") from None
 
 
 def _messages_of(text: bytes | None) -> tuple[Mapping[str, Any], ...]:
-    if text is None:
-        return ()
-    try:
-        messages = json.loads(text.decode("utf-8", "surrogatepass"))
-    except RecursionError:
-        raise ValueError("it has messages that are nested too deeply") from None
+    messages = [] if text is None else _of_json(text)
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ValueError("it has messages that are not a list of objects")
     return tuple(messages)
+
+
+def _episode_of(text: bytes | None) -> Mapping[str, Any]:
+    episode = {} if text is None else _of_json(text)
+    if not isinstance(episode, dict):
+        raise ValueError("it has an episode that is not an object")
+    return episode

@@ -146,6 +146,9 @@ class Trajectory(Record):
     """Numbers per trajectory, such as `reward`."""
     messages: tuple[Mapping[str, Any], ...]
     """The conversation after the prompt, as OpenAI's messages of JSON values; empty for a single turn."""
+    episode: Mapping[str, Any]
+    """What a verifier gets of an episode with an environment, as JSON values, until it has judged it: `messages`, the
+    whole conversation, of which the first `opening` are before the first turn, and the environment's last `state`."""
 
     def __init__(
         self,
@@ -161,6 +164,7 @@ class Trajectory(Record):
         prompt_ids: Any = (),
         scalars: Mapping[str, float] | None = None,
         messages: tuple[Mapping[str, Any], ...] = (),
+        episode: Mapping[str, Any] | None = None,
         **columns: Any,
     ) -> None:
         """Columns are sequences with an entry per token, or one value for all tokens; None leaves one out."""
@@ -168,7 +172,7 @@ class Trajectory(Record):
         given = {"logps": logps, "versions": versions, "mask": mask, **columns}
         arrays = {"token_ids": ids} | _columns(given, len(ids))
         prompt = _array("Trajectory.prompt_ids", prompt_ids, np.int32, None)
-        self._set(arrays, text, finish_reason, index, turns, prompt, dict(scalars or {}), messages)
+        self._set(arrays, text, finish_reason, index, turns, prompt, dict(scalars or {}), messages, episode or {})
 
     def _set(self, *values: Any) -> Trajectory:
         for name, value in zip(_FIELDS, values, strict=True):
@@ -186,10 +190,12 @@ class Trajectory(Record):
         prompt_ids: IntArray | None = None,
         scalars: dict[str, float] | None = None,
         messages: tuple[Mapping[str, Any], ...] = (),
+        episode: Mapping[str, Any] | None = None,
     ) -> Trajectory:
         """A trajectory of arrays that are known to be right; they are not checked."""
         prompt = _NO_TOKENS if prompt_ids is None else prompt_ids
-        return cls.__new__(cls)._set(columns, text, finish_reason, index, turns, prompt, scalars or {}, messages)
+        more = (scalars or {}, messages, episode or {})
+        return cls.__new__(cls)._set(columns, text, finish_reason, index, turns, prompt, *more)
 
     @classmethod
     def of_text(cls, text: str, finish_reason: FinishReason | None = "stop") -> Trajectory:
@@ -361,6 +367,14 @@ class Group:
     def trajectories(self) -> tuple[Trajectory, ...]:
         """Its samples and their forks."""
         return (*self.samples, *self.forks)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens that the policy wrote in each of its episodes."""
+        lengths = [sample.written for sample in self.samples]
+        for fork in self.forks:
+            lengths[fork.index] += fork.written
+        return lengths
 
     @property
     def tokens(self) -> int:

@@ -359,3 +359,14 @@ def test_none_stays_a_choice_where_it_is_one():
     assert Config.build({"algo.normalize": "none"}).algo.normalize == "none"
     with pytest.raises(UserError, match=r"train\.steps"):
         Config.build({"train.steps": "none"})
+
+
+def test_an_environment_that_gives_rewards_needs_no_verifier():
+    """What a run records says so, too: a setting that is recorded is no longer a default."""
+    game = Config.build({"env.name": "guess"})
+    assert game.reward.verifier == "none"
+    assert game.reward.verifiers == ()
+    assert Config.build(game.resolved()).reward.verifier == "none"
+    assert Config.build({"env.name": "guess", "reward.verifier": "exact"}).reward.verifier == "exact"
+    assert Config.build({"env.tools": "calculator"}).reward.verifier == "math"
+    assert Config.build({"env.name": "guess", "reward.verifier": None}).reward.verifier == "none"

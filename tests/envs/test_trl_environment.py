@@ -17,11 +17,11 @@ from dapo_rl.envs.trl_environment import (
     TRLEnvironments,
     check_class,
     class_of,
-    environment_views,
     is_trl_environment,
     state_of,
 )
 from dapo_rl.errors import UserError
+from dapo_rl.rewards.environment_view import environment_views
 from dapo_rl.types import Prompt
 
 

@@ -51,6 +51,7 @@ class DistributedEnvironments:
         kind = getattr(factory, "environment", factory)
         self.name = name
         self.deterministic = bool(getattr(kind, "deterministic", False))
+        self.has_state = bool(getattr(kind, "has_state", False))
         self._ray = ray
         own = settings.model_copy(update={"workers": settings.workers_per_node})
         made = ray.remote(num_cpus=0, max_concurrency=AT_A_TIME, max_restarts=0)(EnvironmentActor)

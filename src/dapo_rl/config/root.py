@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError, model_validator
 
+from dapo_rl.choices import NO_VERIFIER
 from dapo_rl.config.conflicts import conflicts
 from dapo_rl.config.presets import PRESETS
 from dapo_rl.config.recipe import explain, nested, override, read_recipe
@@ -62,11 +63,21 @@ class Config(RunSettings):
                 given = sections.setdefault(section, {})
                 if isinstance(given, dict):
                     sections[section] = {**changes, **given}
+            _judge_by_environment(sections)
             return cls.model_validate(sections)
         except ValidationError as error:
             raise UserError(explain(error, known_keys())) from None
         except RecursionError:
             raise UserError("settings: nested too deeply; a key is written section.name") from None
+
+
+def _judge_by_environment(sections: dict[str, Any]) -> None:
+    """Leaves the rewards to an environment that gives them, unless a verifier is named."""
+    environment, reward = sections.get("env"), sections.get("reward", {})
+    if isinstance(environment, dict) and isinstance(reward, dict):
+        gives = any(environment.get(name) not in (None, "none") for name in ("name", "agent"))
+        if gives and "verifier" not in reward:
+            sections["reward"] = {**reward, "verifier": NO_VERIFIER}
 
 
 def known_keys() -> dict[str, Any]:

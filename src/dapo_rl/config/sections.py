@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 
 from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
-from dapo_rl.choices import Aggregation, ImportanceMode, KLKind, Normalize, Proximal
+from dapo_rl.choices import NO_VERIFIER, Aggregation, ImportanceMode, KLKind, Normalize, Proximal
 from dapo_rl.config.section import Section
 from dapo_rl.config.sources import Sources, read_sources
 from dapo_rl.objectives import LOSSES
@@ -90,7 +90,8 @@ class WeightedVerifier(Section):
 class RewardSettings(Section):
     verifier: str | tuple[WeightedVerifier, ...] = "math"
     """`math` (the last `Answer:` line), `exact`, `gym`, or a custom function: `module:name` or `file.py:name`. Or a
-    list of these, whose scores are summed; {verifier: NAME, weight: 0.5} gives a weight."""
+    list of these, whose scores are summed; {verifier: NAME, weight: 0.5} gives a weight. `none`, the default with
+    `env.name` or `env.agent`: the environment gives the rewards."""
     boxed: bool = False
     """`math`: fall back to the last `\\boxed{}` if there is no `Answer:` line."""
     form: Literal["any", "same"] = "any"
@@ -114,6 +115,8 @@ class RewardSettings(Section):
     @field_validator("verifier", mode="before")
     @classmethod
     def _read_verifiers(cls, value: Any) -> Any:
+        if value is None:
+            return NO_VERIFIER
         if isinstance(value, list | tuple):
             return _weighted_verifiers(value)
         if not isinstance(value, str | int | float) or isinstance(value, bool):
@@ -123,6 +126,8 @@ class RewardSettings(Section):
     @property
     def verifiers(self) -> tuple[WeightedVerifier, ...]:
         """The verifiers with their weights; the first one that applies decides whether a sample is correct."""
+        if self.verifier == NO_VERIFIER:
+            return ()
         return (WeightedVerifier(verifier=self.verifier),) if isinstance(self.verifier, str) else self.verifier
 
 

@@ -52,6 +52,8 @@ class Environments(Protocol):
     """The environments of a run, by the names of episodes. Calls return futures of results, or raise a UserError."""
 
     deterministic: bool
+    has_state: bool
+    """Whether the last observation of an episode has a state for reward functions."""
 
     def new_key(self) -> str:
         """The name of a new episode."""
@@ -83,6 +85,7 @@ class EnvironmentPool:
         self.deterministic = bool(getattr(kind, "deterministic", False))
         self.stateless = bool(getattr(kind, "stateless", False))
         self.takes_tokens = bool(getattr(kind, "takes_tokens", False))
+        self.has_state = bool(getattr(kind, "has_state", False))
         self.is_async = is_async(kind)
         self._opens = hasattr(kind, "open")
         service = environment_service(factory, name, settings, self.stateless, self.is_async)

@@ -24,11 +24,10 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
-from typing import Any, Never, TypeGuard
+from typing import Any, TypeGuard
 
 from dapo_rl.base.load import load_function
 from dapo_rl.base.quote import describe, shown
@@ -57,6 +56,8 @@ class TRLEnvironment:
 
     If a method is asynchronous, `open`, `step` and `result` are coroutine functions (`AsyncTRLEnvironment`).
     """
+
+    has_state = True
 
     def __new__(cls, factory: Any, tools: Sequence[Any] = ()) -> TRLEnvironment:
         chosen = AsyncTRLEnvironment if cls is TRLEnvironment and _is_async(factory, tools) else cls
@@ -146,21 +147,6 @@ class TRLEnvironments:
 
     def __call__(self) -> TRLEnvironment:
         return TRLEnvironment(*self._arguments)
-
-
-class EnvironmentView(SimpleNamespace):
-    """An environment after its episode, as reward functions get it: its attributes, without its methods."""
-
-    def __getattr__(self, name: str) -> Never:
-        raise AttributeError(
-            f"environments: no attribute {name!r}; reward functions get the attributes of an environment that JSON can "
-            f"express ({', '.join(vars(self)) or 'none'}), not its methods: set one, or write get_reward"
-        )
-
-
-def environment_views(states: Iterable[Mapping[str, Any]]) -> list[EnvironmentView]:
-    """What reward functions get as `environments`, from the states of the episodes' last observations."""
-    return [EnvironmentView(**state) for state in states]
 
 
 def state_of(instance: Any) -> dict[str, Any]:

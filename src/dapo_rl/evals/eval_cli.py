@@ -23,9 +23,11 @@ The report has confidence intervals over problems, and with several models a pai
   dapo eval MODEL --data aime-2024.parquet --protocol aime2024
   dapo eval MODEL --data gsm8k-test.jsonl --protocol gsm8k
   dapo eval MODEL --data reasoning_gym:chain_sum data.eval.size=200
+  dapo eval tiny runs/mine env.name=guess env.max_turns=4 --k 4
 
 A model is a directory, a run directory, a hub name, or tiny. The others are compared with the first. Problems that a
-file repeats, as verl's AIME 2024 does, count once.
+file repeats, as verl's AIME 2024 does, count once. With env.name, env.tools or env.agent, episodes of several turns are
+played; without --data, the environment makes its tasks.
 
 The output directory contains evaluation.json, evaluation.png, and a Parquet file with every response of each model.
 Repeat the same command to resume an evaluation that was stopped; finished problems are not sampled again.

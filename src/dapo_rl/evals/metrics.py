@@ -108,7 +108,7 @@ def _metrics_of(samples: Sequence[dict[str, Any]], k: int) -> dict[str, float]:
         f"cons@{k}": consensus(correct, [row["vote"] for row in judged]),
         "score": mean([row["score"] for row in judged]),
         "response_length": sum(row["tokens"] for row in samples) / len(samples),
-        "truncated": sum(row["finish_reason"] == "length" for row in samples) / len(samples),
+        "truncated": sum(row["finish_reason"] in ("length", "turns") for row in samples) / len(samples),
     }
 
 

@@ -13,6 +13,7 @@ from dapo_rl.config import Config, known_keys
 from dapo_rl.config.recipe import flat, parse_value, put
 from dapo_rl.data.gym import PREFIX as GYM
 from dapo_rl.data.rows import Rows
+from dapo_rl.data.tasks import NAME as TASKS
 from dapo_rl.errors import UserError
 
 PROTOCOLS: dict[str, dict[str, Any]] = {
@@ -55,9 +56,15 @@ RESULT_SETTINGS = (
     *("eval.prompts", "eval.samples", "eval.temperature", "eval.top_p"),
 )
 """Settings that the result depends on."""
+EPISODE_SETTINGS = (
+    *("env.name", "env.options", "env.tools", "env.mcp", "env.agent", "env.tool_format", "env.max_turns"),
+    *("env.max_turn_tokens", "env.max_observation_tokens", "env.reward_weight"),
+)
+"""Those that it depends on with an environment."""
 OTHER_SETTINGS = (
     *("model.device", "reward.timeout_s", "reward.memory_mb", "reward.workers"),
     *("sampling.max_batch", "sampling.kv_memory_gib"),
+    *("env.timeout_s", "env.memory_mb", "env.workers", "env.host", "env.port", "env.tls"),
 )
 """Settings that it does not depend on, and that may change when an evaluation is resumed."""
 
@@ -78,14 +85,19 @@ class EvalPlan:
     def settings(self, dtype: str) -> dict[str, Any]:
         """The settings that the result depends on, in addition to the model's weights and the rows."""
         resolved = flat(self.config.model_dump(mode="json"))
-        chosen = {key: value for key, value in resolved.items() if is_one_of(key, RESULT_SETTINGS)}
+        names = (*RESULT_SETTINGS, *(EPISODE_SETTINGS if self.config.env.given else ()))
+        chosen = {key: value for key, value in resolved.items() if is_one_of(key, names)}
         return chosen | {"model.dtype": dtype, "eval.samples": self.k}
 
 
 def make_plan(
     data: str | None, options: Mapping[str, Any] | None = None, words: Iterable[str] = (), protocol: str | None = None
 ) -> EvalPlan:
-    """`options` have their names on the command line, `words` are `key=value`; both override the protocol."""
+    """`options` have their names on the command line, `words` are `key=value`; both override the protocol. Without
+    data, an environment makes its tasks."""
+    words = list(words)
+    if not data and any(word.startswith(("env.name=", "env.agent=")) for word in words):
+        data = TASKS
     if not data:
         raise UserError("--data: name a .jsonl or .parquet file, a hub data set, reasoning_gym:NAME, or arithmetic")
     chosen = {OPTIONS[option]: value for option, value in (options or {}).items() if value is not None}
@@ -113,6 +125,8 @@ def _defaults(data: str) -> dict[str, Any]:
         defaults["reward.verifier"] = "gym"
     if data == "arithmetic":  # the held-out problems of the embedded default
         defaults["data.eval"] = {"source": data, "split": "heldout", "size": 512}
+    if data == TASKS:
+        defaults["data.eval"] = {"source": data, "split": "heldout", "size": 256}
     return defaults
 
 
@@ -131,7 +145,7 @@ def _check(key: str, given: Collection[str]) -> None:
         raise UserError(f"{key}: given twice" + (f"; {option} is the same setting" if option else ""))
     if key == "model.name":
         raise UserError("model.name: name models as arguments, as in dapo eval tiny runs/mine/model")
-    if key in known_keys() and not is_one_of(key, (*RESULT_SETTINGS, *OTHER_SETTINGS)):
+    if key in known_keys() and not is_one_of(key, (*RESULT_SETTINGS, *EPISODE_SETTINGS, *OTHER_SETTINGS)):
         raise UserError(f"{key}: has no effect on an evaluation; leave it out")
 
 

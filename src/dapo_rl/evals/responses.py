@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from dapo_rl.base.files import beside, remove_leftovers
 from dapo_rl.base.parquet import read_columns
 from dapo_rl.base.unicode import as_unicode
+from dapo_rl.codec import messages_json
 from dapo_rl.types import Group
 
 SAMPLES_PER_PART = 128
@@ -35,8 +36,12 @@ SCHEMA = pa.schema(
         ("correct", pa.bool_()),
         ("status", pa.string()),
         ("detail", pa.string()),
+        ("turns", pa.int32()),
+        ("messages", pa.string()),
     ]
 )
+"""`tokens` are those of the policy. `turns` and `messages`, the conversation after the prompt as JSON, are of episodes
+with an environment."""
 
 
 JudgedGroup = tuple[Group, Sequence[str | None]]
@@ -90,7 +95,8 @@ def _split(problems: int, k: int) -> list[range]:
 
 def _rows(path: Path) -> int | None:
     try:
-        return int(pq.ParquetFile(path).metadata.num_rows)
+        file = pq.ParquetFile(path)
+        return int(file.metadata.num_rows) if file.schema_arrow.names == SCHEMA.names else None
     except (OSError, pa.ArrowException):
         return None
 
@@ -106,7 +112,7 @@ def _records(group: Group, votes: Sequence[str | None]) -> Iterator[dict[str, An
             "prompt": as_unicode(prompt.text),
             "response": as_unicode(sample.text),
             "token_ids": sample.token_ids,
-            "tokens": len(sample.token_ids),
+            "tokens": group.lengths[number],
             "finish_reason": sample.finish_reason,
             "answer": as_unicode(verdict.answer),
             "vote": as_unicode(vote),
@@ -115,4 +121,6 @@ def _records(group: Group, votes: Sequence[str | None]) -> Iterator[dict[str, An
             "correct": verdict.correct,
             "status": verdict.status,
             "detail": as_unicode(verdict.detail),
+            "turns": int(sample.scalars["turns"]) if "turns" in sample.scalars else None,
+            "messages": as_unicode(messages_json(sample.messages)),
         }

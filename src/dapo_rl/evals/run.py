@@ -6,7 +6,7 @@ import gc
 import json
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -18,10 +18,13 @@ from transformers.utils import logging
 from dapo_rl.base.files import atomic_write
 from dapo_rl.base.format import counted
 from dapo_rl.base.lock import acquire
+from dapo_rl.choices import NO_VERIFIER
 from dapo_rl.config import ModelSettings
 from dapo_rl.data import Rows, build_prompts, copies, load_rows, once_each
 from dapo_rl.engines.build import build_engine
 from dapo_rl.engines.protocol import Engine, SamplingParams
+from dapo_rl.envs.build import build_environment, environment_rows, gives_rewards
+from dapo_rl.envs.pool import Environments
 from dapo_rl.errors import UserError
 from dapo_rl.evals.metrics import ModelMetrics, compare, read_metrics
 from dapo_rl.evals.progress import EvalProgress
@@ -40,6 +43,8 @@ from dapo_rl.models.load import (
 )
 from dapo_rl.rewards import build_verifier
 from dapo_rl.rewards.pool import VerifierPool
+from dapo_rl.rollout.build_conversations import build_conversations, longest_episode
+from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.types import Group, Prompt
 
 SETTINGS = "settings.json"
@@ -56,6 +61,7 @@ class _Work:
     params: SamplingParams
     k: int
     description: str
+    conversations: Conversations | None = None
 
 
 def evaluate_models(
@@ -68,29 +74,50 @@ def evaluate_models(
     if twice := [name for name in models if models.count(name) > 1]:
         raise UserError(f"{twice[0]}: named twice")
     config = plan.config
-    rows = load_rows(config.data.eval or plan.data, key="--data")
+    rows = load_rows(environment_rows(config, config.data.eval or plan.data), key="--data")
     dtype = compute_dtype(config.model, pick_device(config.model.device))
     settings = plan.settings(str(dtype).removeprefix("torch.")) | {"rows": fingerprint(rows)}
     out = out or Path("evals") / f"{_slug(Path(plan.data).stem)}-{_digest(settings)}"
     with _locked(out):
         # Workers are forked from this process, so they must start before any threads or a GPU context.
-        with (
-            VerifierPool(build_verifier(config.reward), config.reward) as verifier,
-            closing(Voting(config.reward)) as voting,
-        ):
+        with ExitStack() as resources:
+            judges = _judges(plan, resources)
             for model in models:
-                _evaluate(plan, model, rows, settings, _home(out, model), verifier, voting, progress)
+                _evaluate(plan, model, rows, settings, _home(out, model), judges, progress)
                 _free_memory()
         figures = [read_metrics(model, ResponseFile(_home(out, model))) for model in models]
+        judge = "environment or the verifier" if config.env.given else "verifier"
         for each in figures:
             if each.verifier_errors:
                 progress.note(
-                    f"{each.model}: the verifier failed on {counted(each.verifier_errors, 'sample')}, left out; "
+                    f"{each.model}: the {judge} failed on {counted(each.verifier_errors, 'sample')}, left out; "
                     f"the first: {each.first_error}"
                 )
         report = _report(plan, figures, settings, out)
         atomic_write(out / "evaluation.json", json.dumps(report, indent=2, allow_nan=False) + "\n")
     return report, out
+
+
+@dataclass(frozen=True, slots=True)
+class _Judges:
+    """What judges the responses of all models."""
+
+    verifier: VerifierPool | None
+    """None: the environment does."""
+    voting: Voting
+    environments: Environments | None
+
+
+def _judges(plan: EvalPlan, resources: ExitStack) -> _Judges:
+    config = plan.config
+    judged = config.reward.verifier != NO_VERIFIER or not gives_rewards(config)
+    verifier = None
+    if judged:
+        verifier = resources.enter_context(VerifierPool(build_verifier(config.reward), config.reward))
+    environments = build_environment(config)
+    if environments is not None:
+        resources.callback(environments.close)
+    return _Judges(verifier, resources.enter_context(closing(Voting(config.reward, judged))), environments)
 
 
 def _report(plan: EvalPlan, figures: Sequence[ModelMetrics], settings: dict[str, Any], out: Path) -> dict[str, Any]:
@@ -111,8 +138,7 @@ def _evaluate(
     rows: Rows,
     settings: dict[str, Any],
     home: Path,
-    verifier: VerifierPool,
-    voting: Voting,
+    judges: _Judges,
     progress: EvalProgress,
 ) -> None:
     """Completes the responses of one model."""
@@ -127,7 +153,7 @@ def _evaluate(
     progress.note(f"{name}: loading")
     dtype = settings["model.dtype"]
     chosen = plan.config.model.model_copy(update={"name": str(directory or name), "dtype": dtype})
-    work = _prepare(plan, chosen, rows, verifier, progress)
+    work = _prepare(plan, chosen, rows, judges, progress)
     home.mkdir(parents=True, exist_ok=True)
     atomic_write(home / SETTINGS, json.dumps(settings, indent=2) + "\n")
     missing = responses.begin(len(work.prompts), work.k)
@@ -138,7 +164,8 @@ def _evaluate(
         progress.note(f"resuming: {there} of {problems} done")
     part_of = {index: part for part in missing for index in part}
     waiting: dict[range, list[Group]] = {part: [] for part in missing}
-    answers = answer(work.engine, verifier, work.prompts, work.params, work.k, plan.config.seed, list(part_of))
+    asked = (work.prompts, work.params, work.k, plan.config.seed, list(part_of))
+    answers = answer(work.engine, judges.verifier, *asked, conversations=work.conversations)
     with closing(work.engine), progress.of(name, len(work.prompts), done=there):
         for problem in answers:
             progress.advance(problem.tokens)
@@ -146,17 +173,18 @@ def _evaluate(
             waiting[part].append(problem)
             if len(waiting[part]) == len(part):
                 judged = sorted(waiting.pop(part), key=lambda group: group.draw)
-                responses.write(part, [(group, voting.votes(group)) for group in judged])
+                responses.write(part, [(group, judges.voting.votes(group)) for group in judged])
         responses.finish(len(work.prompts), work.k)
 
 
-def _prepare(
-    plan: EvalPlan, chosen: ModelSettings, rows: Rows, verifier: VerifierPool, progress: EvalProgress
-) -> _Work:
+def _prepare(plan: EvalPlan, chosen: ModelSettings, rows: Rows, judges: _Judges, progress: EvalProgress) -> _Work:
     """Loads a model, and checks it and the data before anything is sampled or written."""
-    config = plan.config
+    config, verifier, environments = plan.config, judges.verifier, judges.environments
     model, tokenizer = load_model(chosen)
-    found = build_prompts(rows, tokenizer, config.data, verifier.needs_answer)
+    data = config.data
+    if environments is not None:  # which renders the prompts itself, with its tools
+        data = data.model_copy(update={"chat_template": "never", "system_prompt": None})
+    found = build_prompts(rows, tokenizer, data, verifier is not None and verifier.needs_answer)
     if report := found.report():
         progress.note(report)
     prompts, repeated = once_each(found.prompts, config.eval.prompts), copies(found.prompts)
@@ -164,14 +192,20 @@ def _prepare(
     k = plan.k or (repeated if config.eval.temperature > 0 else 1)
     if repeated > 1:
         progress.note(f"{plan.data} repeats each problem {repeated} times: used once, with {counted(k, 'sample')}")
-    verifier.check(prompts)
+    if verifier is not None:
+        verifier.check(prompts)
     check_vocabulary(model, max(int(prompt.token_ids.max()) for prompt in prompts))
     longest = max(len(prompt.token_ids) for prompt in prompts)
     params = _params(plan, model, longest)
     dtype = compute_dtype(chosen, next(model.parameters()).device)
     described, longest = describe_model(model, dtype), longest + params.max_new_tokens
+    conversations = None
+    if environments is not None:
+        longest = longest_episode(config, model)
+        limits = {"context": longest, "max_new_tokens": params.max_new_tokens}
+        conversations = build_conversations(config, environments, tokenizer, **limits, rewards=gives_rewards(config))
     engine = build_engine(config.engine, model, tokenizer, config.sampling, dtype, longest, copies=False)
-    return _Work(engine, prompts, params, k, f"{described}; {_how(params)}")
+    return _Work(engine, prompts, params, k, f"{described}; {_how(params)}", conversations)
 
 
 def _free_memory() -> None:

@@ -20,9 +20,10 @@ PROBLEM_S = 60.0
 class Voting:
     """Turns the answers of a problem into votes."""
 
-    def __init__(self, settings: RewardSettings) -> None:
+    def __init__(self, settings: RewardSettings, judged: bool = True) -> None:
+        """`judged`: whether the verifier judges the samples, rather than their environment."""
         limits = {"timeout_s": PROBLEM_S, "workers": min(1, 1 if settings.workers is None else settings.workers)}
-        is_math = settings.verifiers[0].verifier == "math"
+        is_math = judged and settings.verifiers[0].verifier == "math"
         self._pool = VerifierPool(_SameAnswers(), settings.model_copy(update=limits)) if is_math else None
 
     def votes(self, group: Group) -> list[str | None]:

@@ -23,9 +23,11 @@ from dapo_rl.base.quote import TRACEBACK_LIMIT, one_line, shorten
 from dapo_rl.config import Config, source_name
 from dapo_rl.data import stream_of
 from dapo_rl.engines.protocol import SamplingParams
+from dapo_rl.envs.python_tool import containment
 from dapo_rl.errors import UserError
 from dapo_rl.evals.progress import EvalProgress
 from dapo_rl.evals.sampling import answer
+from dapo_rl.lab.verify_episodes import DryMessage, conversation_of
 from dapo_rl.lab.verify_findings import Advice, Facts, find_all
 from dapo_rl.outcomes import Outcome
 from dapo_rl.rollout.group_filter import Grading, outcome_of
@@ -56,6 +58,9 @@ class DryAnswer:
     """The reward functions that the score is the weighted sum of; empty for a built-in verifier."""
     extra: Mapping[str, Loggable] = field(default_factory=dict)
     """Values that the functions log for this response."""
+    turns: int = 1
+    messages: tuple[DryMessage, ...] = ()
+    """The conversation after the prompt, if there is an environment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,8 @@ class DryRun:
     special_tokens: tuple[str, ...]
     rows: tuple[DryRow, ...]
     findings: tuple[Advice, ...]
+    containment: str = ""
+    """What the code of the `python` tool is kept from, if the policy has it."""
 
     @property
     def answers(self) -> tuple[DryAnswer, ...]:
@@ -161,6 +168,7 @@ def _sample(run: Run, rows: int, samples: int, progress: EvalProgress) -> DryRun
         special_tokens=_special_tokens(run.tokenizer),
         rows=dry,
         findings=find_all(Facts(run, tuple(judged), tuple(row.outcome for row in dry), rewards)),
+        containment=containment() if "python" in config.env.tools else "",
     )
 
 
@@ -174,8 +182,8 @@ def _dry_rows(groups: Sequence[Group], run: Run) -> tuple[DryRow, ...]:
     return tuple(
         DryRow(
             row=group.prompt.id,
-            prompt=str(run.tokenizer.decode(group.prompt.token_ids.tolist(), skip_special_tokens=False)),
-            prompt_tokens=len(group.prompt.token_ids),
+            prompt=str(run.tokenizer.decode(_prompt_ids(group), skip_special_tokens=False)),
+            prompt_tokens=len(_prompt_ids(group)),
             ground_truth=group.prompt.answer,
             outcome=outcome_of(group, run.config.sampling, keep, grading, run.config.masking),
             answers=_dry_answers(group, rewards[group.draw]),
@@ -195,15 +203,24 @@ def _dry_answers(group: Group, rewards: Tensor) -> tuple[DryAnswer, ...]:
             length_penalty=penalty,
             reward=reward,
             finish_reason=sample.finish_reason,
-            tokens=len(sample.token_ids),
+            tokens=length,
             detail=verdict.detail,
             parts=verdict.parts,
             extra=verdict.extra,
+            turns=int(sample.scalars.get("turns", 1)),
+            messages=conversation_of(group, index),
         )
-        for sample, verdict, penalty, reward in zip(
-            group.samples, group.verdicts, penalties.tolist(), rewards.tolist(), strict=True
+        for index, (sample, verdict, length, penalty, reward) in enumerate(
+            zip(group.samples, group.verdicts, group.lengths, penalties.tolist(), rewards.tolist(), strict=True)
         )
     )
+
+
+def _prompt_ids(group: Group) -> list[int]:
+    """The tokens before the first turn of its first episode."""
+    first = next((fork for fork in group.forks if fork.index == 0), group.samples[0])
+    ids = first.prompt_ids if len(first.prompt_ids) else group.prompt.token_ids
+    return [int(token) for token in ids]
 
 
 def _special_tokens(tokenizer: Any) -> tuple[str, ...]:

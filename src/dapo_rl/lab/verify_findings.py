@@ -12,6 +12,7 @@ from dapo_rl.base.quote import one_line
 from dapo_rl.config import Config
 from dapo_rl.data.chat import PromptReader
 from dapo_rl.engines.stopping import stop_token_ids
+from dapo_rl.envs.python_tool import uncontained
 from dapo_rl.evals.metrics import is_graded
 from dapo_rl.models.download import PRETRAINED
 from dapo_rl.outcomes import OUTCOMES, Outcome
@@ -76,8 +77,37 @@ def find_all(facts: Facts) -> tuple[Advice, ...]:
     return tuple(sorted(found, key=lambda advice: order.index(advice.level)))
 
 
+def _environment(facts: Facts) -> Iterator[Advice]:
+    ended = [bool(sample.scalars.get("env_failed")) for sample in facts.samples]
+    failed = [verdict for verdict, is_failed in zip(facts.verdicts, ended, strict=True) if is_failed]
+    if not failed:
+        return
+    limit = facts.config.env.max_error_share
+    stops = len(failed) > limit * len(ended)
+    what = f"the environment failed in {len(failed)} of {len(ended)} episodes"
+    what += f", more than env.max_error_share {limit:g} allows" if stops else ""
+    what += f"; the first: {one_line(failed[0].detail.partition(chr(10))[0])}"
+    remedy = "raise env.timeout_s, or make it faster" if failed[0].status == "timeout" else "fix it"
+    yield Advice("error" if stops else "warning", what, f"{remedy}; groups with a failed episode are dropped")
+
+
+def _tools(facts: Facts) -> Iterator[Advice]:
+    calls, errors = (sum(s.scalars.get(name, 0.0) for s in facts.samples) for name in ("tool_calls", "tool_errors"))
+    has_tools = bool(facts.config.env.tools or facts.config.env.mcp)
+    if has_tools and not calls:
+        what = f"no tool was called in {len(facts.samples)} episodes"
+        yield Advice("warning", what, "say in data.system_prompt when to call one, or set env.tool_format")
+    elif errors >= MANY * calls and errors:
+        yield Advice("warning", f"{errors:.0f} of {calls:.0f} tool calls failed", "look at their results above")
+    if "python" in facts.config.env.tools and (open_to := uncontained()):
+        what = f"code of the python tool is not kept from: {', '.join(open_to)}"
+        yield Advice("warning", what, "install bubblewrap, or run in a container that has nothing to lose")
+
+
 def _verifier(facts: Facts) -> Iterator[Advice]:
-    failed = [verdict for verdict in facts.verdicts if verdict.failed]
+    """Failures of environments are reported as theirs."""
+    pairs = zip(facts.samples, facts.verdicts, strict=True)
+    failed = [verdict for sample, verdict in pairs if verdict.failed and not sample.scalars.get("env_failed")]
     if not failed:
         return
     first = one_line(failed[0].detail.partition("\n")[0]) or failed[0].status
@@ -157,6 +187,11 @@ def _cut_off(facts: Facts) -> Iterator[Advice]:
     if not count or facts.config.sampling.ignore_eos:
         return
     limit = facts.config.sampling.max_new_tokens
+    if facts.run.conversations is not None:
+        what = f"{count} of {total} episodes ({count / total:.0%}) ended by a limit on tokens or turns"
+        remedy = "raise sampling.max_new_tokens, env.max_turn_tokens, env.max_observation_tokens or env.max_turns"
+        yield Advice("warning" if count >= MANY * total else "note", what, remedy)
+        return
     what = f"{count} of {total} responses ({count / total:.0%}) were cut off at sampling.max_new_tokens {limit}"
     remedy = "raise it, or shorten the responses with the prompt"
     yield Advice("warning" if count >= MANY * total else "note", what, remedy)
@@ -188,7 +223,8 @@ def _no_end(facts: Facts) -> Iterator[Advice]:
         yield Advice("warning", what, "it is for benchmarks; set it to false")
         return
     stop_ids = stop_token_ids(facts.run.model, facts.run.tokenizer)
-    ended = any(len(s.token_ids) > 0 and int(s.token_ids[-1]) in stop_ids for s in facts.samples)
+    ends = [(s, end) for s in facts.samples for end in [len(s.token_ids), *(t.end for t in s.turns)] if end]
+    ended = any(int(sample.token_ids[end - 1]) in stop_ids for sample, end in ends)
     if not ended and any(sample.truncated for sample in facts.samples):
         what = f"no response ended with an end-of-sequence token ({facts.run.tokenizer.eos_token})"
         yield Advice(
@@ -197,6 +233,8 @@ def _no_end(facts: Facts) -> Iterator[Advice]:
 
 
 def _chat_template(facts: Facts) -> Iterator[Advice]:
+    if facts.run.conversations is not None:  # whose prompts are rendered by the chat format
+        return
     name, total = facts.config.model.name, len(facts.groups)
     published = PRETRAINED[name].about if name in PRETRAINED else Path(name).name
     instruct = bool(INSTRUCT.search(published))
@@ -250,12 +288,14 @@ def _data(facts: Facts) -> Iterator[Advice]:
         what = f"{len(others)} of {prompts.rows} rows cannot be used and were skipped; the first: {first}"
         yield Advice("warning", what, "correct the rows")
     missing = sum(prompt.answer is None for prompt in prompts.prompts)
-    if missing:
+    if missing and facts.run.judge is not None:
         what = f"{missing} of {len(prompts.prompts)} prompts have no ground truth"
         yield Advice("note", what, "data.answer_key names the column, if reward.verifier needs one")
 
 
 FINDERS: tuple[Callable[[Facts], Iterator[Advice]], ...] = (
+    _environment,
+    _tools,
     _verifier,
     _constant,
     _groups,

@@ -13,12 +13,15 @@ from rich.text import Text
 from dapo_rl.base.format import duration, percent
 from dapo_rl.base.quote import cut, printable, shorten
 from dapo_rl.lab.verify import DryAnswer, DryRow, DryRun
+from dapo_rl.lab.verify_episodes import DryMessage
 from dapo_rl.lab.verify_findings import Advice, Level
 from dapo_rl.outcomes import OUTCOMES
 
 LONGEST_TEXT = 600
 """Characters of a prompt or response that are shown."""
 LONGEST_ANSWER = 80
+EPISODES = 2
+"""Episodes with an environment that are shown, the first ones of as many prompts."""
 STATUS_STYLES = {"correct": "green", "wrong": "yellow", "unparseable": "magenta", "timeout": "red", "error": "red"}
 LEVEL_STYLES: dict[Level, str] = {"error": "bold red", "warning": "bold yellow", "note": "bold"}
 
@@ -26,9 +29,11 @@ LEVEL_STYLES: dict[Level, str] = {"error": "bold red", "warning": "bold yellow",
 def print_dry_run(result: DryRun, console: Console | None = None) -> None:
     console = console or Console()
     write = _Writer(console)
-    for row in result.rows:
-        _print_row(row, result.special_tokens, write)
+    for number, row in enumerate(result.rows):
+        _print_row(row, result.special_tokens, write, in_full=number < EPISODES)
     console.print(write.text(_summary(result), "bold"))
+    if result.containment:
+        console.print(write.text(result.containment))
     console.print(_findings(result.findings, write) if result.findings else Text("no findings"))
 
 
@@ -51,25 +56,44 @@ class _Writer:
         return Padding(shown, (0, 0, 0, 2), expand=False)
 
 
-def _print_row(row: DryRow, special: Sequence[str], write: _Writer) -> None:
+def _print_row(row: DryRow, special: Sequence[str], write: _Writer, in_full: bool) -> None:
+    """A prompt with its responses; `in_full` with the conversation of the first, if it is one."""
     console = write.console
     truth = "no ground truth" if row.ground_truth is None else f"ground truth {cut(row.ground_truth, LONGEST_ANSWER)}"
     head = f"row {row.row}, {row.prompt_tokens} tokens, {truth}, {OUTCOMES[row.outcome].label}"
     console.print(write.text(" ".join(head.split()), "bold"))
     console.print(write.block(row.prompt, special))
-    console.print(Text("first response", style="dim"))
-    console.print(write.block(row.answers[0].text, special))
+    if not any(each.messages for each in row.answers):
+        console.print(Text("first response", style="dim"))
+        console.print(write.block(row.answers[0].text, special))
+    elif in_full:
+        _print_episode(row.answers[0].messages, special, write)
     console.print(_answers(row.answers, write))
     for line in (*_parts(row.answers, write), *_logged(row.answers, write)):
         console.print(line)
     console.print()
 
 
+def _print_episode(messages: Sequence[DryMessage], special: Sequence[str], write: _Writer) -> None:
+    for message in messages:
+        head = " ".join(f"{message.role} {message.name}".split())
+        if message.turn is not None:
+            head = f"turn {message.turn}, {message.tokens:,} tokens, {duration(message.seconds)}"
+            head += f", reward {message.reward:.4g}" if message.reward else ""
+        write.console.print(write.text(cut(head, LONGEST_ANSWER), "dim"))
+        if message.text or not message.calls:
+            write.console.print(write.block(message.text, special))
+        for call in message.calls:
+            line = write.block(f"→ {' '.join(call.split())}")
+            write.console.print(line)
+
+
 def _answers(answers: Sequence[DryAnswer], write: _Writer) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), collapse_padding=True)
     table.add_column("verdict", no_wrap=True)
     table.add_column("answer", min_width=8, max_width=30, overflow="fold")
-    for name in ("score", "penalty", "reward", "finish", "tokens"):
+    has_turns = any(each.messages for each in answers)
+    for name in ("score", "penalty", "reward", "finish", "tokens", *(["turns"] if has_turns else [])):
         table.add_column(name, justify="left" if name == "finish" else "right", no_wrap=True)
     for each in answers:
         answer = "-" if each.answer is None else cut(" ".join(each.answer.split()), LONGEST_ANSWER)
@@ -81,6 +105,7 @@ def _answers(answers: Sequence[DryAnswer], write: _Writer) -> Table:
             f"{each.reward:.4g}",
             each.finish_reason,
             f"{each.tokens:,}",
+            *([str(each.turns)] if has_turns else []),
         )
     return table
 

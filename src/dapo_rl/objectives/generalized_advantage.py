@@ -31,7 +31,7 @@ def decoupled_gae(
     *,
     policy_lambda: float | Tensor,
     critic_lambda: float | Tensor = 1.0,
-    gamma: float = 1.0,
+    gamma: float | Tensor = 1.0,
 ) -> Estimates:
     """Advantages with `policy_lambda`, and targets of the critic, advantages + values, with `critic_lambda`.
 
@@ -42,10 +42,11 @@ def decoupled_gae(
     return Estimates(advantages, torch.where(mask, of_critic + values.float(), 0.0))
 
 
-def gae(values: Tensor, rewards: Tensor, mask: Tensor, lambda_: float | Tensor, gamma: float = 1.0) -> Tensor:
+def gae(values: Tensor, rewards: Tensor, mask: Tensor, lambda_: float | Tensor, gamma: float | Tensor = 1.0) -> Tensor:
     """`A_t = δ_t + γ λ A_{t+1}` with `δ_t = r_t + γ V_{t+1} − V_t`, for `values[B, T]`; 0 where masked.
 
     `rewards` are `[B]`, given at the last written token, or `[B, T]`. `lambda_` is one number or one per sample, `[B]`.
+    `gamma` is one number, or the discount after each token, `[B, T]`.
     V after the last token is 0: a truncated response is treated as finished.
     """
     mask = mask.bool()
@@ -59,10 +60,11 @@ def gae(values: Tensor, rewards: Tensor, mask: Tensor, lambda_: float | Tensor, 
 
 
 def token_rewards(rewards: Tensor, mask: Tensor, kl: Tensor | None = None, kl_coef: float = 0.0) -> Tensor:
-    """`rewards[B]` at the last written token of each sample, less `kl_coef` times the KL estimate of each token, which
-    is how PPO has KL in the reward; 0 where masked."""
+    """`rewards[B]` at the last written token of each sample, or `rewards[B, T]` of each token, less `kl_coef` times the
+    KL estimate of the token, which is how PPO has KL in the reward; 0 where masked."""
     is_last_BT = mask & (mask.flip(-1).cumsum(-1).flip(-1) == 1)
-    rewards_BT = torch.where(is_last_BT, rewards.float()[:, None], 0.0)
+    given_BT = rewards.float() if rewards.dim() == 2 else torch.where(is_last_BT, rewards.float()[:, None], 0.0)
+    rewards_BT = torch.where(mask, given_BT, 0.0)
     return rewards_BT if kl is None else torch.where(mask, rewards_BT - kl_coef * kl.float(), 0.0)
 
 

@@ -75,16 +75,17 @@ def rewards_alone(rewards: ArrayLike, mask: ArrayLike | None = None) -> Array:
 
 
 def gae(
-    values: ArrayLike, rewards: ArrayLike, mask: ArrayLike, lambda_: float | ArrayLike, gamma: float = 1.0
+    values: ArrayLike, rewards: ArrayLike, mask: ArrayLike, lambda_: float | ArrayLike, gamma: float | ArrayLike = 1.0
 ) -> Array:
     values_BT, counted, given = np.asarray(values, float), np.asarray(mask, bool), np.asarray(rewards, float)
     advantages = np.zeros_like(values_BT)
     lambdas = np.broadcast_to(np.asarray(lambda_, float), len(values_BT))
+    gammas = np.broadcast_to(np.asarray(gamma, float), values_BT.shape)
     for i, written in enumerate(counted):
         after = following = 0.0  # the advantage and the value of the token after
         for place, t in enumerate(reversed(np.nonzero(written)[0])):
             reward = given[i, t] if given.ndim == 2 else given[i] if place == 0 else 0.0
-            after = reward + gamma * following - values_BT[i, t] + gamma * lambdas[i] * after
+            after = reward + gammas[i, t] * (following + lambdas[i] * after) - values_BT[i, t]
             advantages[i, t], following = after, values_BT[i, t]
     return advantages
 
@@ -96,7 +97,7 @@ def decoupled_gae(
     *,
     policy_lambda: float | ArrayLike,
     critic_lambda: float | ArrayLike = 1.0,
-    gamma: float = 1.0,
+    gamma: float | ArrayLike = 1.0,
 ) -> tuple[Array, Array]:
     targets = gae(values, rewards, mask, critic_lambda, gamma) + np.asarray(values, float)
     return gae(values, rewards, mask, policy_lambda, gamma), np.where(np.asarray(mask, bool), targets, 0.0)
@@ -105,6 +106,8 @@ def decoupled_gae(
 def token_rewards(rewards: ArrayLike, mask: ArrayLike, kl: ArrayLike | None = None, kl_coef: float = 0.0) -> Array:
     counted, given = np.asarray(mask, bool), np.asarray(rewards, float)
     result = np.zeros(counted.shape) if kl is None else np.where(counted, -kl_coef * np.asarray(kl, float), 0.0)
+    if given.ndim == 2:
+        return result + np.where(counted, given, 0.0)
     for i, written in enumerate(counted):
         if written.any():
             result[i, np.nonzero(written)[0][-1]] += given[i]

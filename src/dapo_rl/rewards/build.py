@@ -29,6 +29,10 @@ RewardFunction = str | Callable[..., Any]
 def build_verifier(settings: RewardSettings) -> Verifier:
     """The verifier that `reward.verifier` names."""
     entries = settings.verifiers
+    if not entries:
+        raise UserError(
+            "reward.verifier=none: nothing gives rewards; name a verifier, or an environment that gives them"
+        )
     if isinstance(settings.verifier, str):
         return _build_one(settings.verifier, settings)
     verifiers = [_build_one(entry.verifier, settings, entry.timeout_s) for entry in entries]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +15,7 @@ from dapo_rl.base.format import counted
 from dapo_rl.base.quote import describe, describe_traceback
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
+from dapo_rl.rewards.environment_view import environment_views
 from dapo_rl.rewards.logbook import LONGEST_NAME, Logbook
 from dapo_rl.rewards.trainer_state import AT_START, RewardState
 from dapo_rl.rewards.validation import failure, fault_of_score, kind_of, limit_of, name_of
@@ -27,7 +29,7 @@ SIGNATURES = (
 )
 
 
-GIVEN = ("trainer_state", "log_extra", "log_metric")
+GIVEN = ("environments", "trainer_state", "log_extra", "log_metric")
 """Arguments in TRL's form that do not come from the data."""
 
 
@@ -154,13 +156,13 @@ class CustomVerifier:
                 columns.setdefault(name, [value] * count)
         if prompt.data_source:
             columns.setdefault("data_source", [prompt.data_source] * count)
-        if prompt.messages is None:
-            columns["prompts"] = [prompt.text] * count
-            columns["completions"] = [sample.text for sample in samples]
-        else:
-            columns["prompts"] = [[dict(message) for message in prompt.messages] for _ in samples]
-            columns["completions"] = [[{"role": "assistant", "content": sample.text}] for sample in samples]
+        is_chat = prompt.messages is not None or any(sample.episode or sample.messages for sample in samples)
+        conversations = [_conversation(prompt, sample) for sample in samples] if is_chat else []
+        columns["prompts"] = [opening for opening, _ in conversations] or [prompt.text] * count
+        columns["completions"] = [said for _, said in conversations] or [sample.text for sample in samples]
         columns["completion_ids"] = [sample.token_ids.tolist() for sample in samples]
+        if any(sample.episode for sample in samples):
+            columns["environments"] = environment_views(sample.episode.get("state", {}) for sample in samples)
         return columns
 
     def _verl_arguments(self, prompt: Prompt, sample: Trajectory) -> dict[str, Any]:
@@ -219,6 +221,17 @@ def signature_of(function: Callable[..., Any]) -> Literal["trl", "verl"] | None:
     except (TypeError, ValueError):
         return None
     return "verl" if "solution_str" in names else "trl" if {"completions", "completion_ids"} & set(names) else None
+
+
+def _conversation(prompt: Prompt, sample: Trajectory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The messages before the first turn, and those from it on, as a function may change them."""
+    asked: Sequence[Mapping[str, Any]] = prompt.messages or ({"role": "user", "content": prompt.text},)
+    if sample.episode:
+        begun = sample.episode.get("opening", 0)
+        whole = copy.deepcopy(list(sample.episode.get("messages", ())))
+        return whole[:begun] or list(map(dict, asked)), whole[begun:]
+    said = copy.deepcopy(list(sample.messages)) or [{"role": "assistant", "content": sample.text}]
+    return list(map(dict, asked)), said  # type: ignore[return-value]
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:

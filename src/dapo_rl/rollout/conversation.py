@@ -41,6 +41,8 @@ class Conversation:
     """Its tokens so far."""
     messages: list[Message] = field(default_factory=list)
     """The whole conversation so far, with the prompt's messages."""
+    opening: tuple[Message, ...] = ()
+    """Those before the first turn."""
     tools: tuple[ToolSchema, ...] = ()
     forks: list[Trajectory] = field(default_factory=list)
     """Trajectories that were put aside."""
@@ -48,6 +50,8 @@ class Conversation:
     counts: dict[str, float] = field(default_factory=dict)
     """Tool calls and their errors, seconds, rewards."""
     correct: bool | None = None
+    state: Mapping[str, Any] = field(default_factory=dict)
+    """The environment's last state, for reward functions."""
     limit: int | None = None
     """Tokens that the environment allows for the next turn."""
     ends: FinishReason | None = None
@@ -63,6 +67,13 @@ class Conversation:
     def finished_tokens(self) -> int:
         """Tokens of the policy in turns that have ended, which are counted as generated."""
         return self.trajectory.written + sum(fork.written for fork in self.forks)
+
+    def for_verifier(self) -> dict[str, Any]:
+        """`Trajectory.episode`. An agent that began another conversation is judged by its last one."""
+        begun = len(self.opening)
+        if self.forks and not same_messages(self.opening, self.messages[:begun]):
+            begun = len(self.messages) - len(self.trajectory.messages)
+        return {"messages": list(self.messages), "opening": begun, "state": dict(self.state)}
 
     def count(self, name: str, value: float) -> None:
         self.counts[name] = self.counts.get(name, 0.0) + value
@@ -129,6 +140,8 @@ class Conversations:
     def _begin(self, conversation: Conversation, opening: Opening) -> None:
         """Begins a trajectory."""
         conversation.messages, conversation.tools = list(opening.messages), opening.tools
+        if not conversation.turns:
+            conversation.opening = opening.messages
         ids = list(opening.prompt_ids) or self.chat.prompt(opening.messages, opening.tools)
         conversation.limit = opening.max_tokens
         if not 0 < len(ids) < self.context:
@@ -228,9 +241,9 @@ class Conversations:
         return None
 
     def end(self, conversation: Conversation, reason: FinishReason) -> Future[Any] | None:
-        """Ends a conversation by a limit: asks the environment for its last reward, if it gives rewards."""
+        """Ends a conversation by a limit: asks the environment for its last reward and state, if it has them."""
         conversation.ends = reason
-        if self.rewards:
+        if self.rewards or self.pool.has_state:
             return self.pool.result(conversation.key)
         self._finish(conversation, reason)
         return None
@@ -242,6 +255,8 @@ class Conversations:
         conversation.count("tool_errors", observation.tool_errors)
         if observation.correct is not None:
             conversation.correct = observation.correct
+        if observation.state:
+            conversation.state = observation.state
         if reward and trajectory.turns:
             last = replace(trajectory.turns[-1], reward=trajectory.turns[-1].reward + reward)
             conversation.trajectory = trajectory.replace(turns=(*trajectory.turns[:-1], last))
@@ -377,7 +392,10 @@ class Conversations:
         conversation.verdict = verdict
         conversation.counts |= {"turns": conversation.turns, "forks": len(conversation.forks)}
         conversation.trajectory = conversation.trajectory.replace(
-            finish_reason=reason, index=conversation.index, scalars=conversation.counts
+            finish_reason=reason,
+            index=conversation.index,
+            scalars=conversation.counts,
+            episode=conversation.for_verifier(),
         )
         self.pool.close_episodes([conversation.key])
 

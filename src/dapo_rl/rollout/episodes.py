@@ -85,7 +85,8 @@ class InFlightGroup:
     def group(self, verdicts: tuple[Verdict, ...] = ()) -> Group:
         """Its finished samples."""
         forks = tuple(fork for conversation in self.conversations for fork in conversation.forks)
-        samples = tuple(sample for sample in self.samples if sample is not None)
+        finished = (sample for sample in self.samples if sample is not None)
+        samples = tuple(sample.replace(episode={}) if sample.episode else sample for sample in finished)
         return Group(self.draw, self.prompt, samples, verdicts, forks)
 
     @property

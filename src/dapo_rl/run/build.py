@@ -11,19 +11,16 @@ from dapo_rl.cluster.distributed_policy import DistributedCritic, DistributedPol
 from dapo_rl.cluster.environments import DistributedEnvironments
 from dapo_rl.config import Config
 from dapo_rl.data import PromptSet, once_each
-from dapo_rl.data.chat import encode
 from dapo_rl.data.overlap import check_apart, shared_prompts
 from dapo_rl.data.sources import check_there
 from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.envs.build import build_environment, gives_rewards
-from dapo_rl.envs.chat_format import ChatFormat, PlainText, chat_format
-from dapo_rl.envs.pool import Environments
 from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.load import compute_dtype, describe_model, saved_dtype, slow_dtype, stored_dtype, to_float32
 from dapo_rl.rewards import as_verifier, build_verifier
-from dapo_rl.rewards.custom import DEFAULT_THRESHOLD
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rewards.trainer_state import SavedRewardState
+from dapo_rl.rollout.build_conversations import build_conversations
 from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.rollout.episodes import check_nothing
 from dapo_rl.rollout.sampler import Sampler
@@ -155,7 +152,14 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
         stream = build_stream(config, train_prompts, model, display)
         conversations = None
         if environments is not None:
-            conversations = _conversations(config, inputs, environments, tokenizer, loaded.longest)
+            conversations = build_conversations(
+                config,
+                environments,
+                tokenizer,
+                context=loaded.longest,
+                max_new_tokens=config.sampling.max_new_tokens,
+                rewards=gives_rewards(config, inputs.environment_factory),
+            )
         judged = inputs.judged_by_verifier(config)
         sampler = build_sampler(config, stream, workers.engine, verifier, display, model, conversations, judged)
         progress = Progress()
@@ -200,29 +204,6 @@ def _verifier(config: Config, inputs: TrainerInputs) -> VerifierPool:
 def _unused(prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
     """In place of a verifier, where the environment gives the rewards."""
     raise AssertionError
-
-
-def _conversations(
-    config: Config, inputs: TrainerInputs, pool: Environments, tokenizer: Any, longest: int
-) -> Conversations:
-    if config.data.chat_template == "never":
-        chat: ChatFormat = PlainText(tokenizer)
-    else:
-        chat = chat_format(tokenizer, config.env.tool_format, config.data.chat_template_kwargs)
-    chat.parse([])  # an unknown format is a mistake in the settings
-    threshold = config.reward.threshold
-    return Conversations(
-        pool,
-        chat,
-        config.env,
-        max_new_tokens=config.sampling.max_new_tokens,
-        context=longest,
-        rewards=gives_rewards(config, inputs.environment_factory),
-        encode=lambda text: encode(tokenizer, [text], special=False)[0],
-        system=config.data.system_prompt,
-        threshold=DEFAULT_THRESHOLD if threshold is None else threshold,
-        wrong=config.reward.wrong,
-    )
 
 
 def _idle_engines(config: Config) -> str | None:

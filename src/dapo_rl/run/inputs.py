@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from dapo_rl.base.load import spec_of
+from dapo_rl.choices import NO_VERIFIER
 from dapo_rl.config import Config, ModelSettings, SourceSettings
 from dapo_rl.data import tasks
 from dapo_rl.data.sources import IN_MEMORY, as_sources
@@ -64,7 +65,7 @@ class TrainerInputs:
         """Whether reward functions or a verifier judge the episodes, alone or with the environment."""
         if not self.has_environment(config) or self.reward_funcs is not None:
             return True
-        named = "verifier" in config.reward.model_fields_set
+        named = "verifier" in config.reward.model_fields_set and config.reward.verifier != NO_VERIFIER
         return named or not gives_rewards(config, self.environment_factory)
 
     def sources(self, config: Config) -> dict[str, Any]:
@@ -107,6 +108,8 @@ def resolve(config: Config, inputs: TrainerInputs, device: torch.device) -> Conf
     changes["model"]["dtype"] = str(compute_dtype(config.model, device)).removeprefix("torch.")
     if inputs.reward_funcs is not None:
         changes["reward"]["verifier"] = recorded_verifier(inputs.reward_funcs, inputs.reward_weights)
+    elif not inputs.judged_by_verifier(config):
+        changes["reward"]["verifier"] = NO_VERIFIER
     for key, source in (("train", inputs.train_dataset), ("eval", inputs.eval_dataset)):
         if source is not None:
             named = os.fspath(source) if isinstance(source, os.PathLike) else as_sources(source, f"{key}_dataset")

@@ -19,6 +19,7 @@ from dapo_rl.models.load import (
     refuse_media_model,
 )
 from dapo_rl.models.lora import base_of, lora_settings, peft_config_of
+from dapo_rl.rollout.build_conversations import longest_episode
 from dapo_rl.run.inputs import TrainerInputs
 
 
@@ -69,9 +70,7 @@ def longest_sample(config: Config, model: Any, *prompt_sets: PromptSet | None, h
     longest_prompt = max(len(prompt.token_ids) for prompt in prompts)
     if any(prompt_set.is_stream for prompt_set in prompt_sets if prompt_set):  # most of its prompts are not read yet
         longest_prompt = config.data.max_prompt_tokens
-    if has_environment:  # the environment can say more than the prompt
-        longest = config.data.max_prompt_tokens + config.sampling.max_new_tokens + config.env.max_observation_tokens
-        limit = getattr(model.config, "max_position_embeddings", None)
-        return min(longest, limit) if isinstance(limit, int) else longest
+    if has_environment:  # which can say more than the prompt
+        return longest_episode(config, model)
     check_context(model, longest_prompt, config.sampling.max_new_tokens)
     return longest_prompt + config.sampling.max_new_tokens

@@ -147,19 +147,23 @@ def _records(step: int, row: GroupRow) -> Iterator[dict[str, Any]]:
             "prompt": as_unicode(group.prompt.text),
             "response": as_unicode(sample.text),
             "finish_reason": sample.finish_reason,
-            "version_first": sample.versions[0],
-            "version_last": sample.versions[-1],
+            "version_first": sample.versions[0] if len(sample.versions) else None,
+            "version_last": sample.versions[-1] if len(sample.versions) else None,
             "truth": as_unicode(group.prompt.answer),
             **_judged(verdict),
             "reward": sample.scalars.get("reward"),
             "length_penalty": sample.scalars.get("length_penalty"),
-            # In double precision the mean of equal values is exact.
-            "advantage": None if advantages is None else advantages.mean(dtype=np.float64),
+            "advantage": None if advantages is None else _mean(advantages, sample),
             "fate": row.outcome,
             **{name: array for name, array in sample.columns.items() if name in TOKEN_COLUMNS or name not in COLUMNS},
             **_credit(sample),
             **(_episode(sample) if sample.turns or sample.messages else {}),
         }
+
+
+def _mean(advantages: FloatArray, sample: Trajectory) -> float | None:
+    """Over the tokens of the policy. In double precision the mean of equal values is exact."""
+    return float(advantages[sample.mask].mean(dtype=np.float64)) if sample.written else None
 
 
 def _judged(verdict: Verdict | None) -> dict[str, Any]:

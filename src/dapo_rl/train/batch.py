@@ -11,6 +11,7 @@ from torch import Tensor
 from dapo_rl.config import Config
 from dapo_rl.objectives.overlong import overlong_reward_shaping, soft_overlong_punishment
 from dapo_rl.train.custom import Advantages
+from dapo_rl.train.turns import with_turn_advantages
 from dapo_rl.types import Batch, Group, Trajectory, Update
 
 
@@ -64,14 +65,17 @@ def make_batch(
     )
 
 
-def with_advantages(batch: Batch, estimate: Advantages) -> Batch:
-    """The batch with the column `advantages`."""
+def with_advantages(batch: Batch, estimate: Advantages, turn_discount: float | None = None) -> Batch:
+    """The batch with the column `advantages`: of whole episodes, or, with a discount, of turns."""
+    if turn_discount is not None:
+        return with_turn_advantages(batch, estimate, turn_discount)
 
     def table(of: Callable[[Trajectory], float]) -> Tensor:
         return torch.tensor([[of(sample) for sample in group.samples] for group in batch.groups])
 
     mask_PG = table(lambda sample: bool(sample.scalars["in_baseline"]))
-    rewards_PG, lengths_PG = table(lambda sample: sample.scalars["reward"]), table(lambda sample: sample.written)
+    rewards_PG = table(lambda sample: sample.scalars["reward"])
+    lengths_PG = torch.tensor([group.lengths for group in batch.groups])
     advantages = estimate(rewards_PG, None if mask_PG.all() else mask_PG, lengths_PG, batch)
 
     def advised(sample: Trajectory, row: Tensor, is_fork: bool = False) -> Trajectory:
@@ -110,7 +114,7 @@ def shaped_rewards(groups: Iterable[Group], config: Config) -> dict[int, Tensor]
 
 def _shaped(group: Group, config: Config) -> Tensor:
     scores = torch.tensor([v.score for v in group.verdicts])
-    lengths = torch.tensor([s.written for s in group.samples])
+    lengths = torch.tensor(group.lengths)
     shape, limit = config.overlong.shape, config.overlong_max_length
     if shape == "soft":
         return scores + soft_overlong_punishment(lengths, limit, config.overlong_cache_length, config.overlong.factor)

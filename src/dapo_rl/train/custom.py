@@ -22,7 +22,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.objectives import ADVANTAGES, LOSSES, RatioOf
 from dapo_rl.objectives.losses import TokenLosses, advantages_like, probability_ratio
 from dapo_rl.train.learner import padded
-from dapo_rl.types import Batch
+from dapo_rl.types import Batch, Trajectory
 
 
 class Advantages(Protocol):
@@ -203,7 +203,7 @@ class CustomAdvantages(_CustomFunction):
         inputs: dict[str, Any] = {"lengths": tokens, **self._settings}
         per_token = None
         if batch is not None:
-            per_token = torch.Size((*rewards.shape, max(len(sample.token_ids) for sample in batch.samples)))
+            per_token = torch.Size((*rewards.shape, max(len(sample.token_ids) for sample in _episodes(batch))))
             inputs = batch_tensors(batch, self.takes) | inputs
         result = self._call((rewards.float().clone(), counted.clone()), inputs, per_token)
         whole = counted if result.dim() == counted.dim() else counted[..., None]
@@ -213,11 +213,16 @@ class CustomAdvantages(_CustomFunction):
         return advantages.detach()
 
 
+def _episodes(batch: Batch) -> list[Trajectory]:
+    """The samples of the batch, without forks."""
+    return [sample for group in batch.groups for sample in group.samples]
+
+
 def batch_tensors(batch: Batch, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
     """The tensors of the batch whose names are wanted: `correct` and `truncated`, `[P, G]`; `response_mask`, which is
     True for tokens that the policy wrote, `behaviour_logps`, and token columns by their names, `[P, G, T]`. They are 0
     after the end of a sample, and in samples that have no such column."""
-    samples, shape = batch.samples, (len(batch.groups), -1)
+    samples, shape = _episodes(batch), (len(batch.groups), -1)
     tensors = {
         name: torch.tensor([getattr(sample, name) for sample in samples]).view(shape)
         for name in ("correct", "truncated")

@@ -79,7 +79,7 @@ def evaluate(
         pass_at_k=mean([passed(group, samples) for group in judged]),
         prompts=len(prompts),
         samples=samples,
-        response_length=sum(s.written for s in everything) / len(everything),
+        response_length=sum(sum(problem.lengths) for problem in answered) / len(everything),
         truncated=sum(s.truncated for s in everything) / len(everything),
         verifier_errors=len(everything) - sum(map(len, judged)),
         first_error=next((v.detail for group in verdicts for v in group if v.failed), ""),

@@ -15,6 +15,7 @@ from dapo_rl.objectives.critic import explained_variance
 from dapo_rl.objectives.generalized_advantage import adaptive_lambda, decoupled_gae, token_rewards, whitened
 from dapo_rl.objectives.kl import kl_penalty
 from dapo_rl.train.learner import padded
+from dapo_rl.train.turns import turn_rewards
 from dapo_rl.types import Batch, FloatArray, Trajectory
 
 Score = Callable[[Sequence[Trajectory]], list[FloatArray]]
@@ -29,6 +30,10 @@ def with_values(batch: Batch, config: Config, values: Score) -> Batch:
     samples = batch.trained
     if not samples:
         return batch
+    discount, by_turn = config.env.turn_discount, list[tuple[FloatArray, FloatArray]]()
+    if discount is not None:
+        pairs = zip(batch.samples, turn_rewards(batch, discount), strict=True)
+        by_turn = [rows for sample, rows in pairs if sample.trained_tokens]
     of_values = values(samples)
     done: list[Trajectory] = []
     lambdas: list[float] = []
@@ -37,7 +42,7 @@ def with_values(batch: Batch, config: Config, values: Score) -> Batch:
         places = list(members)
         part = slice(places[0], places[-1] + 1)
         lambda_B = _lambda(samples[part], config.critic)
-        done += _estimated(samples[part], of_values[part], lambda_B, config)
+        done += _estimated(samples[part], of_values[part], lambda_B, config, by_turn[part])
         lambdas += lambda_B.tolist()
     if config.critic.whiten:
         done = _whitened(done)
@@ -57,18 +62,27 @@ def _estimated(
     values: Sequence[FloatArray],
     lambda_B: Tensor,
     config: Config,
+    by_turn: Sequence[tuple[FloatArray, FloatArray]],
 ) -> Iterator[Trajectory]:
+    """`by_turn` are the rewards and discounts of tokens, if turns have rewards."""
     mask_BT = torch.from_numpy(padded([sample.mask for sample in samples]))
     values_BT = torch.from_numpy(padded(values))
     kl_BT = None
     if config.kl_in_reward:
         old_BT, reference_BT = (torch.from_numpy(padded([s[name] for s in samples])) for name in ("logps", "ref_logps"))
         kl_BT = kl_penalty(old_BT, reference_BT, config.algo.kl_kind)
-    rewards_BT = token_rewards(
-        torch.tensor([sample.scalars["reward"] for sample in samples]), mask_BT, kl_BT, config.algo.kl_coef
-    )
+    gamma: float | Tensor = 1.0
+    rewards = torch.tensor([sample.scalars["reward"] for sample in samples])
+    if by_turn:
+        rewards, gamma = (torch.from_numpy(padded(rows)) for rows in zip(*by_turn, strict=True))
+    rewards_BT = token_rewards(rewards, mask_BT, kl_BT, config.algo.kl_coef)
     estimates = decoupled_gae(
-        values_BT, rewards_BT, mask_BT, policy_lambda=lambda_B, critic_lambda=config.critic.lambda_critic
+        values_BT,
+        rewards_BT,
+        mask_BT,
+        policy_lambda=lambda_B,
+        critic_lambda=config.critic.lambda_critic,
+        gamma=gamma,
     )
     for i, (sample, of_sample) in enumerate(zip(samples, values, strict=True)):
         tokens = len(sample.token_ids)

@@ -16,7 +16,17 @@ from torch import Tensor
 
 from dapo_rl.outcomes import Outcome
 from dapo_rl.rollout.batch_builder import SampledBatch
-from dapo_rl.types import MOST_LOGGED, Batch, Group, Verdict
+from dapo_rl.types import MOST_LOGGED, Batch, Group, Trajectory, Verdict
+
+OF_EPISODES = {
+    "turns": "turns",
+    "tool_calls": "tool_calls",
+    "tool_errors": "tool_errors",
+    "wait_s": "env_wait_s",
+    "forks": "forks",
+    "failed": "env_failed",
+}
+"""Metrics of episodes, as their trajectories have them."""
 
 
 def step_metrics(
@@ -34,8 +44,9 @@ def step_metrics(
     metrics = {
         **_sampled(fill.sampled, rewards),
         **_by_function([verdict for group in fill.sampled for verdict in group.verdicts]),
-        "reward/batch": _mean([s.scalars["reward"] for s in batch.samples]),
+        "reward/batch": _mean([s.scalars["reward"] for group in batch for s in group.samples]),
         "acc/batch": _mean([float(v.correct) for group in batch for v in group.verdicts]),
+        **_episodes([sample for group in fill.sampled for sample in group.samples]),
         "sampling/drawn": drawn,
         **{f"sampling/{outcome}": outcomes[outcome] for outcome in get_args(Outcome)},
         "sampling/all_correct_share": _share(sum(all(v.correct for v in g.verdicts) for g in fill.sampled), drawn),
@@ -68,7 +79,7 @@ def _sampled(groups: Sequence[Group], rewards: Mapping[int, Tensor]) -> dict[str
         for sample, verdict, reward in zip(group.samples, group.verdicts, rewards[group.draw].tolist(), strict=True)
     ]
     judged = [(verdict, reward) for _, verdict, reward in samples if not verdict.failed]
-    lengths = [sample.written for sample, _, _ in samples]
+    lengths = [length for group in groups for length in group.lengths]
     return {
         "reward/mean": _mean([reward for _, reward in judged]),
         "reward/std": float(np.std([reward for _, reward in judged], ddof=1)) if len(judged) > 1 else math.nan,
@@ -78,6 +89,14 @@ def _sampled(groups: Sequence[Group], rewards: Mapping[int, Tensor]) -> dict[str
         "response_length/max": max(lengths, default=0),
         "response_length/clip_ratio": _share(sum(s.truncated for s, _, _ in samples), len(samples)),
     }
+
+
+def _episodes(samples: Sequence[Trajectory]) -> dict[str, float]:
+    """Means over episodes; nothing in a run without an environment."""
+    episodes = [sample.scalars for sample in samples if "turns" in sample.scalars]
+    if not episodes:
+        return {}
+    return {f"env/{name}": _mean([each.get(scalar, 0.0) for each in episodes]) for name, scalar in OF_EPISODES.items()}
 
 
 def _by_function(verdicts: Sequence[Verdict]) -> dict[str, float]:

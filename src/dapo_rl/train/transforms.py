@@ -48,7 +48,7 @@ def build_transforms(
         transforms.append(scored("ref_logps", policy.score_reference))
     if advantages.takes("entropy"):
         transforms.append(scored("entropy", policy.score_entropy))
-    transforms.append(lambda batch: with_advantages(batch, advantages))
+    transforms.append(lambda batch: with_advantages(batch, advantages, config.env.turn_discount))
     if values is not None:
         transforms.append(lambda batch: with_values(batch, config, values))
     return (*transforms, *(CustomTransform(spec, config) for spec in config.train.transforms))
