@@ -18,13 +18,13 @@ import pickle
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
 from dapo_rl.config import EnvSettings
-from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, Observation, Opening
+from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, Observation, Opening, ToolSchema
 from dapo_rl.envs.service import (
     Operation,
     Result,
@@ -54,6 +54,8 @@ class EnvironmentPool:
     def __init__(self, factory: Callable[[], Any], settings: EnvSettings, name: str = "environment") -> None:
         kind = getattr(factory, "environment", factory)
         self.name, self.settings = name, settings
+        self.tools: Sequence[ToolSchema] = getattr(factory, "tools", ())
+        """The tools of all episodes, where they are known before one begins."""
         self.deterministic = bool(getattr(kind, "deterministic", False))
         self.stateless = bool(getattr(kind, "stateless", False))
         self.takes_tokens = bool(getattr(kind, "takes_tokens", False))

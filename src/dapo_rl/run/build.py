@@ -15,6 +15,7 @@ from dapo_rl.data.sources import check_there
 from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.envs.build import build_environment, gives_rewards
 from dapo_rl.envs.chat_format import chat_format
+from dapo_rl.envs.messages import QUESTION
 from dapo_rl.envs.pool import EnvironmentPool
 from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.load import compute_dtype, describe_model, saved_dtype, slow_dtype, stored_dtype, to_float32
@@ -201,6 +202,8 @@ def _conversations(
 ) -> Conversations:
     chat = chat_format(tokenizer, config.env.tool_format, config.data.chat_template_kwargs)
     chat.parse([])  # an unknown format is a mistake in the settings
+    if pool.tools:
+        chat.prompt([QUESTION], pool.tools)  # so is a model that cannot be told of them
     threshold = config.reward.threshold
     return Conversations(
         pool,
