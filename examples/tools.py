@@ -49,5 +49,4 @@ if __name__ == "__main__":
         tools=[add],
         config=config | ({"env.tool_format": "hermes"} if MODEL == "tiny" else {}),
     ) as trainer:
-        summary = trainer.train()
-    print(f"tool calls per episode: {summary['metrics'].get('env/tool_calls', 0.0):.1f}")
+        trainer.train()

@@ -12,9 +12,10 @@ from trl import GRPOConfig
 from dapo_rl import DAPOTrainer
 
 MODEL = sys.argv[1] if len(sys.argv) > 1 else "tiny"
-# For the embedded model: it calls no tools and gets no rewards, so groups without signal fill the batch.
-ARGS = {"use_cpu": True, "bf16": False, "max_completion_length": 32} if MODEL == "tiny" else {}
-CONFIG = {"env.tool_format": "hermes", "sampling.on_cap": "fill", "sampling.cap": 2} if MODEL == "tiny" else None
+ARGS, CONFIG = {"chat_template_kwargs": {"enable_thinking": False}}, None
+if MODEL == "tiny":  # it calls no tools and gets no rewards, so groups without signal fill the batch
+    ARGS = {"use_cpu": True, "bf16": False, "max_completion_length": 32}
+    CONFIG = {"env.tool_format": "hermes", "sampling.on_cap": "fill", "sampling.cap": 2}
 
 
 class IncrementEnv:
@@ -43,7 +44,7 @@ class IncrementEnv:
 if __name__ == "__main__":
     trainer = DAPOTrainer(
         model=MODEL,
-        args=GRPOConfig(max_steps=2, chat_template_kwargs={"enable_thinking": False}, **ARGS),
+        args=GRPOConfig(max_steps=2, **ARGS),
         environment_factory=IncrementEnv,
         config=CONFIG,
     )

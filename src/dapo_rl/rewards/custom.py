@@ -159,7 +159,7 @@ class CustomVerifier:
             columns["completions"] = [sample.text for sample in samples]
         else:
             columns["prompts"] = [[dict(message) for message in prompt.messages] for _ in samples]
-            columns["completions"] = [[{"role": "assistant", "content": sample.text}] for sample in samples]
+            columns["completions"] = [_messages(sample) for sample in samples]
         columns["completion_ids"] = [sample.token_ids.tolist() for sample in samples]
         return columns
 
@@ -210,6 +210,11 @@ class CustomVerifier:
             self._traceback_given = True
             detail += "\n" + describe_traceback(error)
         return self._failure(detail)
+
+
+def _messages(sample: Trajectory) -> list[dict[str, Any]]:
+    """A response as chat messages: all that follow the prompt, also tool results, if it has several turns."""
+    return [dict(message) for message in sample.messages] or [{"role": "assistant", "content": sample.text}]
 
 
 def signature_of(function: Callable[..., Any]) -> Literal["trl", "verl"] | None:
