@@ -68,9 +68,9 @@ def blocks(language):
 
 
 def test_the_code_of_the_page():
-    tools, environment, agent = ({} for _ in range(3))
+    tools, environment, agent = ({"__name__": "page"} for _ in range(3))
     for code, names in zip(blocks("python"), (tools, environment, agent), strict=True):
-        exec(compile(code, "page.py", "exec"), names | {"__name__": "page"}, names)
+        exec(compile(code, "page.py", "exec"), names)
     assert Tool.of(tools["price"]).schema["function"]["parameters"]["required"] == ["item"]
     said = [[{"role": "assistant", "content": "They cost 7."}], [{"role": "assistant", "content": "No idea"}]]
     assert tools["correct"](said, ["7", "7"]) == [1.0, 0.0]
