@@ -47,7 +47,7 @@ class StandInEngine:
             logprobs = SimpleNamespace(logprobs=[-0.5 - i for i in range(len(tokens))])
             reason = "stop" if params.stop_token_ids else "length"
             output = SimpleNamespace(token_ids=tokens, logprobs=logprobs, finish_reason=reason)
-            done.append(SimpleNamespace(request_id=name, finished=True, outputs=[output]))
+            done.append(SimpleNamespace(request_id=name, finished=True, outputs=[output], num_cached_tokens=3))
             del self.running[name]
         return done
 

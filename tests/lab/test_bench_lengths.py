@@ -12,7 +12,7 @@ from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.bench_cli import app
-from dapo_rl.lab.bench.compare import _run
+from dapo_rl.lab.bench.compare import run_contender
 from dapo_rl.lab.bench.roofline import Limit, Size, rollout_floor, update_floor
 from dapo_rl.lab.bench.update import _samples
 from dapo_rl.lab.bench.workload import SIGMA, BenchJob, Workload, draw_lengths, fixed_length, longest_length
@@ -204,6 +204,6 @@ def test_a_job_with_lengths_survives_the_way_to_its_process():
 
 @pytest.mark.slow
 def test_a_contender_that_runs_out_of_time_leaves_its_stack():
-    result = _run(BenchJob("dapo", work(tokens=400, repeats=10**6)), timeout=10)
+    result = run_contender(BenchJob("dapo", work(tokens=400, repeats=10**6)), timeout=10)
     assert result["error"] == "took longer than 10 s"
     assert "most recent call first" in result["log"]

@@ -101,6 +101,7 @@ class EngineReport:
     busy_s: float = 0.0
     """Seconds of generation so far."""
     preempted: int = 0
+    prefix_hits: int = 0
     failure: Failure | None = None
 
 
@@ -281,6 +282,7 @@ class EngineActor:
             tokens=self._tokens,
             busy_s=self._busy_s,
             preempted=0 if self._engine is None else self._engine.preempted,
+            prefix_hits=0 if self._engine is None else self._engine.prefix_hits,
             failure=self._failure,
         )
 

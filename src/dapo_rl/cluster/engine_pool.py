@@ -96,6 +96,10 @@ class EnginePool(Engine):
     def preempted(self) -> int:
         return sum(replica.totals.preempted for replica in self._replicas)
 
+    @property
+    def prefix_hits(self) -> int:
+        return sum(replica.totals.prefix_hits for replica in self._replicas)
+
     def submit(self, request: Request) -> None:
         self._place(request)
 

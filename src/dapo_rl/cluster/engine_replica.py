@@ -55,6 +55,10 @@ class Totals:
     tokens: int = 0
     busy_s: float = 0.0
     preempted: int = 0
+    prefix_hits: int = 0
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
 
 
 class EngineReplica:
@@ -102,8 +106,7 @@ class EngineReplica:
 
     @property
     def totals(self) -> Totals:
-        before, now = self._earlier, self._now
-        return Totals(before.tokens + now.tokens, before.busy_s + now.busy_s, before.preempted + now.preempted)
+        return self._earlier + self._now
 
     def start(self, make: Any, weights: StoredWeights) -> None:
         """`make` is a MakeEngine in the object store. Does not wait."""
@@ -162,7 +165,7 @@ class EngineReplica:
             raise EngineLostError(f"no answer for {self._timeout_s:g} s")
 
     def note(self, report: EngineReport) -> None:
-        self._now = Totals(report.tokens, report.busy_s, report.preempted)
+        self._now = Totals(report.tokens, report.busy_s, report.preempted, report.prefix_hits)
 
     def end(self) -> list[Order]:
         """Ends the actor; returns the orders that it has not finished."""

@@ -63,6 +63,8 @@ class Request(Record):
     """Indices of the samples to generate from their first token; all by default."""
     limits: tuple[int, ...] | None = None
     """`max_new_tokens` of each sample, at most that of `params`; for benchmarks."""
+    continues: bool = False
+    """Whether samples that end by themselves are likely to be continued, after an observation."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt_ids", np.asarray(self.prompt_ids, np.int32))
@@ -155,6 +157,11 @@ class Engine(Protocol):
     @property
     def preempted(self) -> int:
         """How often a sample had to wait in mid-generation because memory ran out."""
+        return 0
+
+    @property
+    def prefix_hits(self) -> int:
+        """Tokens of continued samples whose keys and values did not have to be computed again."""
         return 0
 
     def submit(self, request: Request) -> None: ...

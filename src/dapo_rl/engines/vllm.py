@@ -37,9 +37,10 @@ def build(inputs: EngineInputs) -> VLLMEngine:
 
 
 class VLLMEngine(Engine):
-    """One vLLM request per sample; vLLM's prefix cache shares the prompt's blocks."""
+    """One vLLM request per sample. vLLM's prefix cache, which is on by default, shares the prompt's blocks and keeps
+    those of samples that are continued; new weights empty it."""
 
-    version = 0
+    version = prefix_hits = 0
 
     def __init__(
         self,
@@ -196,6 +197,8 @@ class VLLMEngine(Engine):
 
     def _completion(self, output: Any) -> Completion:
         request, partial = self._running.pop(output.request_id)
+        if len(partial.token_ids):
+            self.prefix_hits += output.num_cached_tokens or 0
         done = output.outputs[0]
         tokens = np.asarray(done.token_ids, np.int32)
         written = partial.then(tokens, _sampled_logps(done.logprobs, tokens), self.version)

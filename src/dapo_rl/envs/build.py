@@ -11,12 +11,13 @@ from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.config import Config, EnvSettings, SourceSettings, source_name
 from dapo_rl.data.tasks import NAME as TASKS
 from dapo_rl.envs.guess import Guess
-from dapo_rl.envs.pool import EnvironmentPool
+from dapo_rl.envs.inline_calculator import InlineCalculator
+from dapo_rl.envs.pool import EnvironmentPool, Environments
 from dapo_rl.envs.protocol import ToolSchema
 from dapo_rl.envs.trl_environment import TRLEnvironments, check_class, is_trl_environment, owns_reward
 from dapo_rl.errors import UserError
 
-BUILTIN: dict[str, type] = {"guess": Guess}
+BUILTIN: dict[str, type] = {"guess": Guess, "calculator": InlineCalculator}
 VERIFIERS = "verifiers:"
 
 
@@ -34,24 +35,31 @@ class Factory:
         return self.environment(*self._arguments, **self._options)
 
 
+Make = Callable[[Any, EnvSettings, str], Environments]
+
+
 def build_environment(
-    config: Config, tools: Sequence[Any] | None = None, environment_factory: Any = None
-) -> EnvironmentPool | None:
+    config: Config,
+    tools: Sequence[Any] | None = None,
+    environment_factory: Any = None,
+    make: Make = EnvironmentPool,
+) -> Environments | None:
     """The environments of a run; None if its episodes have one turn. `tools` and `environment_factory` are the
-    trainer's arguments."""
+    trainer's arguments. `make` is where they run."""
     settings = config.env
     if not settings.given and not tools and environment_factory is None:
         return None
     factory = _factory(settings, config, tools or (), environment_factory)
     name = settings.name or settings.agent or getattr(factory.environment, "__name__", "environment")
-    return EnvironmentPool(factory, settings, str(name))
+    return make(factory, settings, str(name))
 
 
 def gives_rewards(config: Config, environment_factory: Any = None) -> bool:
     """Whether the environment gives rewards, rather than verifiers alone."""
     if environment_factory is not None:
         return owns_reward(environment_factory)
-    return bool(config.env.name or config.env.agent)
+    builtin = BUILTIN.get(config.env.name or "")
+    return bool(config.env.name or config.env.agent) and getattr(builtin, "rewards", True)
 
 
 def _factory(
@@ -104,7 +112,7 @@ def _named(name: str, settings: EnvSettings) -> Factory | TRLEnvironments:
     prefix, colon, rest = name.partition(":")
     if not colon:
         if name not in BUILTIN:
-            hint = did_you_mean(nearest(name, BUILTIN), f"built in is {', '.join(BUILTIN)}")
+            hint = did_you_mean(nearest(name, BUILTIN), f"built in are {', '.join(BUILTIN)}")
             raise UserError(f"env.name: no environment {name!r}; a class is named file.py:Class or module:Class{hint}")
         return _with_options(BUILTIN[name], settings)
     if prefix in ADAPTERS:

@@ -25,7 +25,7 @@ class Guess:
 
     def open(self, prompt: Prompt, seed: int) -> str:
         self._number = random.Random(f"guess:{seed}").randint(1, self._most)
-        return "0+=?"
+        return "0+=?\n"
 
     def step(self, turn: AssistantTurn) -> Observation:
         said = _ANSWER.search(turn.text)

@@ -1,4 +1,4 @@
-"""Conversations as plain_message text, for models without a chat template."""
+"""Conversations as plain text, for models without a chat template."""
 
 from __future__ import annotations
 

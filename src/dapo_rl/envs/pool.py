@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from dapo_rl.config import EnvSettings
 from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, Observation, Opening, ToolSchema
@@ -48,6 +48,34 @@ CALL_GRACE_S = 2.0
 """Time beyond the limit of a call for the event loop to cancel it."""
 
 
+class Environments(Protocol):
+    """The environments of a run, by the names of episodes. Calls return futures of results, or raise a UserError."""
+
+    deterministic: bool
+    tools: Sequence[ToolSchema]
+    """The tools of all episodes, where they are known before one begins."""
+
+    def new_key(self) -> str:
+        """The name of a new episode."""
+        ...
+
+    def open(self, key: str, prompt: Prompt, seed: int) -> Future[Result]: ...
+
+    def step(self, key: str, turn: AssistantTurn) -> Future[Result]: ...
+
+    def result(self, key: str) -> Future[Result]:
+        """The last reward of an episode that a limit ends."""
+        ...
+
+    def close_episodes(self, keys: Collection[str]) -> None:
+        """Ends episodes, whether they have ended or not."""
+        ...
+
+    def close(self) -> None:
+        """Ends all processes."""
+        ...
+
+
 class EnvironmentPool:
     """The environments of a run. `factory` makes the environment of an episode; all its methods return futures."""
 
@@ -55,7 +83,6 @@ class EnvironmentPool:
         kind = getattr(factory, "environment", factory)
         self.name, self.settings = name, settings
         self.tools: Sequence[ToolSchema] = getattr(factory, "tools", ())
-        """The tools of all episodes, where they are known before one begins."""
         self.deterministic = bool(getattr(kind, "deterministic", False))
         self.stateless = bool(getattr(kind, "stateless", False))
         self.takes_tokens = bool(getattr(kind, "takes_tokens", False))
@@ -72,7 +99,6 @@ class EnvironmentPool:
         self._close = weakref.finalize(self, _close, self._calls, self._supervisor, os.getpid())
 
     def new_key(self) -> str:
-        """The name of a new episode."""
         return f"episode-{next(self._keys)}"
 
     def open(self, key: str, prompt: Prompt, seed: int) -> Future[Result]:
@@ -86,11 +112,9 @@ class EnvironmentPool:
         return self._calls.call("step", key, (seen_turn(turn, self.takes_tokens),))
 
     def result(self, key: str) -> Future[Result]:
-        """The last reward of an episode that a limit ends."""
         return self._calls.call("result", key, ())
 
     def close_episodes(self, keys: Collection[str]) -> None:
-        """Ends episodes, whether they have ended or not."""
         for key in keys:
             self._calls.close(key)
 
@@ -99,7 +123,6 @@ class EnvironmentPool:
         return self._calls.open_episodes
 
     def close(self) -> None:
-        """Ends all processes."""
         self._close()
 
     def __enter__(self) -> EnvironmentPool:

@@ -94,6 +94,8 @@ class Observation:
     """Reward of the turn. The rewards of an episode's turns add up to its reward."""
     done: bool = False
     """Ends the episode; the text is then not shown to the policy."""
+    inline: bool = False
+    """Appends the text to the policy's turn as it is, outside of the chat template; the policy goes on after it."""
     messages: tuple[Message, ...] = ()
     """Instead of `text`: the messages to append, for example several tool results."""
     conversation: Opening | None = None
@@ -123,6 +125,7 @@ class Environment(Protocol):
     - `deterministic = True`: opened again with the same prompt and seed, and given the same turns, it answers the same.
       A resumed run then replays its unfinished episodes, and checks that they do.
     - `stateless = True`: `step` depends on its turn alone, so that processes can be shared.
+    - `rewards = False`: it gives no rewards; `reward.verifier` does.
     """
 
     def open(self, prompt: Prompt, seed: int) -> Opening | str | None:

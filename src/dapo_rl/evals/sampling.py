@@ -15,7 +15,6 @@ from dapo_rl.types import Group, Prompt, Verifier
 LOOK_S = 0.05
 """Seconds between checks for verdicts."""
 AT_A_TIME = 512
-"""Episodes with environments that are open at a time."""
 
 
 def answer(
@@ -28,13 +27,14 @@ def answer(
     indices: Sequence[int] | None = None,
     check: Callable[[], None] = check_nothing,
     conversations: Conversations | None = None,
+    at_a_time: int = AT_A_TIME,
 ) -> Iterator[Group]:
     """Samples every prompt `samples` times; yields problems in the order in which they are judged. The draw of a group
     is the index of its problem.
 
     A sample's random numbers follow from the seed, the prompt's id and the sample's index: the same problems give the
     same responses, whichever of them (`indices`) are asked for and in whatever order. `check` is called every fraction
-    of a second; it raises to end this.
+    of a second; it raises to end this. Of episodes with environments, about `at_a_time` are open.
     """
 
     def request(index: int, prompt: Prompt) -> Request:
@@ -44,7 +44,7 @@ def answer(
     episodes = Episodes(engine, judge, request, waits=False, conversations=conversations)
     episodes.submitted = True
     left = deque(range(len(prompts)) if indices is None else indices)
-    most = len(left) if conversations is None else max(1, AT_A_TIME // samples)
+    most = len(left) if conversations is None else max(1, at_a_time // samples)
     try:
         while left or len(episodes):
             while left and len(episodes) < most:

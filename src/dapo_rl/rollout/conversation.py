@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,7 +20,7 @@ from dapo_rl.config import EnvSettings
 from dapo_rl.engines.protocol import Request
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.envs.chat_format import ChatFormat
-from dapo_rl.envs.pool import EnvironmentPool
+from dapo_rl.envs.pool import Environments
 from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, Message, Observation, Opening, ToolSchema
 from dapo_rl.types import FinishReason, Prompt, Trajectory, Turn, Verdict, VerdictStatus
 
@@ -78,24 +78,28 @@ class Conversations:
 
     def __init__(
         self,
-        pool: EnvironmentPool,
+        pool: Environments,
         chat: ChatFormat,
         settings: EnvSettings,
         *,
         max_new_tokens: int,
         context: int,
         rewards: bool = True,
+        encode: Callable[[str], Sequence[int]] = lambda text: (),
         system: str | None = None,
         threshold: float = 0.5,
         wrong: float = 0.0,
     ) -> None:
-        """`context` limits prompt and response together. `rewards`: whether the environment gives rewards. `system` is
-        added to conversations that have no system message. Episodes are correct with a reward above `threshold`; those
-        that fail get `wrong`."""
+        """`context` limits prompt and response together. `rewards`: whether the environment gives rewards. `encode`
+        tokenizes text without special tokens. `system` is added to conversations that have no system message. Episodes
+        are correct with a reward above `threshold`; those that fail get `wrong`."""
         self.pool, self.chat, self._settings = pool, chat, settings
         self._max_new_tokens, self.context, self._system = max_new_tokens, context, system
+        self._encode = encode
         self.rewards, self._threshold, self._wrong = rewards, threshold, wrong
         self.reward_weight, self.max_error_share = settings.reward_weight, settings.max_error_share
+        self.cut_turns_continue = False
+        """For benchmarks: a turn that reaches `env.max_turn_tokens` goes to the environment like any other."""
 
     # Beginning.
 
@@ -148,6 +152,7 @@ class Conversations:
             params=replace(whole.params, max_new_tokens=len(trajectory.token_ids) + self._room(conversation)),
             partial=(trajectory,) if has_tokens else (),
             new=() if has_tokens else (index,),
+            continues=conversation.turns + 1 < self._settings.max_turns,
         )
 
     def _room(self, conversation: Conversation) -> int:
@@ -189,7 +194,7 @@ class Conversations:
             turns=(*before.turns, Turn(start, len(sample.token_ids), "policy", conversation.lap())),
             messages=(*before.messages, turn.message),
         )
-        conversation.cut = sample.truncated
+        conversation.cut = sample.truncated and not self.cut_turns_continue
         if conversation.cut:
             return self.end(conversation, "length")
         return self.pool.step(conversation.key, turn)
@@ -249,6 +254,10 @@ class Conversations:
                 self._fork(conversation, Opening((), (), tuple(ids)))
             else:
                 self._append(conversation, ids[len(before) :], (), seconds)
+            return
+        if observation.inline:
+            said = {"role": "environment", "content": observation.text}
+            self._append(conversation, self._encode(observation.text), [said], seconds)
             return
         told = observation.conversation
         if told is None:

@@ -12,9 +12,11 @@ same run. With `wait_for_verdicts: false` they are read as soon as they are read
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from itertools import count
+from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -119,6 +121,8 @@ class Step:
     conversation: Conversation | None = None
     opens: bool = False
     """Whether the environments of the group are being opened."""
+    number: int = field(default_factory=count().__next__)
+    """Counts the steps in the order in which they were asked for."""
 
     @property
     def judges(self) -> bool:
@@ -243,18 +247,22 @@ class Episodes:
         self._engine, self._judge, self.request, self.conversations = engine, judge, request, conversations
         self._waits, self._polls_to_wait = waits, max(LEAST_POLLS, int(longest * POLLS_PER_TOKEN))
         self._generating: dict[str, InFlightGroup] = {}
-        self._stepping: list[Step] = []
+        self._stepping: dict[int, Step] = {}
+        """By their numbers, in the order asked for."""
+        self._ready: set[int] = set()
+        """Without `waits`: the steps that may have been answered."""
+        self._news: SimpleQueue[int] = SimpleQueue()
+        """The same since the last look, by any thread."""
         self._polls = 0
         self.submitted = False
         """Whether the engine holds the groups that generate."""
 
     def __len__(self) -> int:
-        return len({*map(id, self)})
+        return len({*map(id, self._generating.values()), *(id(step.flight) for step in self._stepping.values())})
 
     def __iter__(self) -> Iterator[InFlightGroup]:
-        """Every group, at least once."""
-        yield from self._generating.values()
-        yield from (step.flight for step in self._stepping)
+        """Every group once, those that are with the engine first."""
+        return iter(_different([*self._generating.values(), *(step.flight for step in self._stepping.values())]))
 
     @property
     def generating(self) -> bool:
@@ -265,8 +273,8 @@ class Episodes:
     def unfinished(self) -> tuple[InFlightGroup, ...]:
         """The groups whose episodes have not all ended, those that are with the engine first, in the order in which it
         has them."""
-        flights = [*self._generating.values(), *(step.flight for step in self._stepping if not step.judges)]
-        return tuple({id(flight): flight for flight in flights}.values())
+        with_environment = (step.flight for step in self._stepping.values() if not step.judges)
+        return _different([*self._generating.values(), *with_environment])
 
     @property
     def stepping(self) -> int:
@@ -276,7 +284,7 @@ class Episodes:
     @property
     def judging(self) -> int:
         """How many groups are with the verifier."""
-        return sum(step.judges for step in self._stepping)
+        return sum(step.judges for step in self._stepping.values())
 
     # With the engine.
 
@@ -346,7 +354,7 @@ class Episodes:
         drawn."""
         removed = {id(flight): flight for flight in self.unfinished if unwanted(flight)}
         self._generating = {name: flight for name, flight in self._generating.items() if id(flight) not in removed}
-        self._stepping = [step for step in self._stepping if id(step.flight) not in removed]
+        self._keep(lambda step: id(step.flight) not in removed)
         if self.conversations is not None:
             for flight in removed.values():
                 self.conversations.close(flight.conversations)
@@ -397,7 +405,7 @@ class Episodes:
                 self._open(flight, poll)
             elif (answer := pending.get((step.draw, step.index))) is not None:
                 conversation = flight.conversations[step.index]
-                self._stepping.append(Step(poll, flight, AllOf([answer]), conversation))
+                self._add(Step(poll, flight, AllOf([answer]), conversation))
         return Restarted(finished, partial)
 
     @property
@@ -414,7 +422,7 @@ class Episodes:
                 None if step.conversation is None else step.conversation.index,
                 min(self._polls - step.poll, self._polls_to_wait),
             )
-            for step in self._stepping
+            for step in self._stepping.values()
             if not step.judges
         )
 
@@ -423,7 +431,7 @@ class Episodes:
     def _open(self, flight: InFlightGroup, poll: int | None = None) -> None:
         assert self.conversations is not None
         opening = [self.conversations.open(conversation, flight.prompt) for conversation in flight.conversations]
-        self._stepping.append(Step(self._polls if poll is None else poll, flight, AllOf(opening), opens=True))
+        self._add(Step(self._polls if poll is None else poll, flight, AllOf(opening), opens=True))
 
     def _opened(self, flight: InFlightGroup, results: Sequence[Any]) -> None:
         """Requests the first turns: at once, if the conversations begin alike."""
@@ -460,7 +468,7 @@ class Episodes:
         if answer is None:
             self._end_episodes(flight, [conversation])
         else:
-            self._stepping.append(Step(self._polls, flight, AllOf([answer]), conversation))
+            self._add(Step(self._polls, flight, AllOf([answer]), conversation))
 
     def _answered(self, step: Step, results: Sequence[Any]) -> None:
         """Takes an answer of the environment; the episode goes on with the engine, or ends."""
@@ -491,7 +499,7 @@ class Episodes:
             answers = AtHand([c.verdict for c in flight.conversations if c.verdict is not None])
         else:
             answers = self._judge.step(flight.prompt, samples)
-        self._stepping.append(Step(poll, flight, answers))
+        self._add(Step(poll, flight, answers))
 
     def _judged(self, flight: InFlightGroup, verdicts: Sequence[Verdict]) -> Group:
         if self.conversations is None or self._judge is None:
@@ -504,14 +512,14 @@ class Episodes:
     def finish(self, *, judge_all: bool, check: Callable[[], None] = check_nothing) -> Iterator[Group]:
         """Waits for the verdicts that are due, with `judge_all` for all, and yields their groups. Waits for the answers
         of environments that are due; if the engine has no work, for the first ones."""
-        if judge_all:
-            first = self._polls - self._polls_to_wait
-            self._stepping = [replace(step, poll=first) if step.judges else step for step in self._stepping]
-        yield from self._finish([step for step in self._stepping if step.judges and self._is_due(step)], check)
-        self._take_answers([step for step in self._stepping if not step.judges and self._is_due(step)], check)
+        judging = [step for step in self._stepping.values() if step.judges] if judge_all else []
+        for step in judging:  # what is due now stays due if `check` raises
+            self._stepping[step.number] = replace(step, poll=self._polls - self._polls_to_wait)
+        yield from self._finish(judging or [step for step in self._due() if step.judges], check)
+        self._take_answers([step for step in self._due() if not step.judges], check)
         while self.submitted and not self._generating and (first_steps := self._first_answers(check)):
             self._take_answers(first_steps, check)
-            if judged := [step for step in self._stepping if step.judges]:
+            if judged := [step for step in self._stepping.values() if step.judges]:
                 yield from self._finish(judged, check)
                 break  # the caller may have had enough
 
@@ -527,30 +535,57 @@ class Episodes:
             self._forget(step)
             self._answered(step, results)
 
+    def _due(self) -> list[Step]:
+        """The steps whose answers are to be read, in the order asked for."""
+        if not self._waits:
+            return self._answered_steps()
+        return [step for step in self._stepping.values() if self._polls - step.poll >= self._polls_to_wait]
+
     def _first_answers(self, check: Callable[[], None]) -> list[Step]:
         """The steps with environments that come first: in the order asked for, or of time."""
-        steps = [step for step in self._stepping if not step.judges]
+        steps = [step for step in self._stepping.values() if not step.judges]
         if self._waits:
             first = min((step.poll for step in steps), default=0)
             return [step for step in steps if step.poll == first]
-        while steps and not any(step.answers.done() for step in steps):
-            wait([future for step in steps for future in _futures(step.answers)], ANSWER_LOOK_S, FIRST_COMPLETED)
+        answered: list[Step] = []
+        while steps and not answered:
+            answered = self._answered_steps(ANSWER_LOOK_S)
             check()
+        return [step for step in answered if not step.judges]
+
+    def _answered_steps(self, wait_s: float = 0.0) -> list[Step]:
+        """Without `waits`, the steps that have been answered and not been read yet, in the order asked for. If there is
+        none, it may wait for one."""
+        with suppress(Empty):
+            if wait_s and not self._ready:
+                self._ready.add(self._news.get(timeout=wait_s))
+            while True:
+                self._ready.add(self._news.get_nowait())
+        steps = [self._stepping[number] for number in sorted(self._ready) if number in self._stepping]
+        self._ready = {step.number for step in steps if step.answers.done() or not _futures(step.answers)}
         return [step for step in steps if step.answers.done()]
 
-    def _forget(self, step: Step) -> None:
-        self._stepping = [other for other in self._stepping if other is not step]
+    def _add(self, step: Step) -> None:
+        self._stepping[step.number] = step
+        if self._waits:
+            return
+        news, number, futures = self._news, step.number, _futures(step.answers)
+        for future in futures:
+            future.add_done_callback(lambda _: news.put(number))
+        if not futures:
+            news.put(number)
 
-    def _is_due(self, step: Step) -> bool:
-        if not self._waits:
-            return step.answers.done()
-        return self._polls - step.poll >= self._polls_to_wait
+    def _keep(self, wanted: Callable[[Step], bool]) -> None:
+        self._stepping = {number: step for number, step in self._stepping.items() if wanted(step)}
+
+    def _forget(self, step: Step) -> None:
+        del self._stepping[step.number]
 
     def pause(self) -> tuple[Unread, ...]:
         """Removes the groups that are with the verifier, with the verdicts that are computed within a few seconds.
         Those with environments stay."""
-        steps = [step for step in self._stepping if step.judges]
-        self._stepping = [step for step in self._stepping if not step.judges]
+        steps = [step for step in self._stepping.values() if step.judges]
+        self._keep(lambda step: not step.judges)
         wait([step.answers for step in steps if isinstance(step.answers, Future)], GRACE_S)
         return tuple(
             Unread(step.flight, min(self._polls - step.poll, self._polls_to_wait), _verdicts_of(step.answers))
@@ -572,6 +607,10 @@ def _both(mine: Verdict, other: Verdict, weight: float | None) -> Verdict:
     parts = other.parts or (RewardPart("verifier", other.score),)
     score = other.score + weight * mine.score
     return replace(other, score=score, parts=(*parts, RewardPart("environment", mine.score, weight)))
+
+
+def _different(flights: Sequence[InFlightGroup]) -> tuple[InFlightGroup, ...]:
+    return tuple({id(flight): flight for flight in flights}.values())
 
 
 def _futures(pending: Pending) -> Sequence[Future[Any]]:

@@ -103,6 +103,10 @@ class Sampler:
         self._failed: BatchBuilder | None = None
         """The batch of a `fill` that raised an error."""
 
+    @property
+    def has_environment(self) -> bool:
+        return self._episodes.conversations is not None
+
     def fill(self, n: int, check: Callable[[], None] = check_nothing) -> SampledBatch:
         """Samples until `n` groups are kept, or the cap is reached. More are kept if they would be too old later.
 

@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from dapo_rl.cluster.distributed_policy import DistributedCritic, DistributedPolicy
+from dapo_rl.cluster.environments import DistributedEnvironments
 from dapo_rl.config import Config
 from dapo_rl.data import PromptSet, once_each
+from dapo_rl.data.chat import encode
 from dapo_rl.data.overlap import check_apart, shared_prompts
 from dapo_rl.data.sources import check_there
 from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.envs.build import build_environment, gives_rewards
-from dapo_rl.envs.chat_format import chat_format
+from dapo_rl.envs.chat_format import ChatFormat, PlainText, chat_format
 from dapo_rl.envs.messages import QUESTION
-from dapo_rl.envs.pool import EnvironmentPool
+from dapo_rl.envs.pool import Environments
 from dapo_rl.envs.python_tool import uncontained
 from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.load import compute_dtype, describe_model, saved_dtype, slow_dtype, stored_dtype, to_float32
@@ -120,10 +122,14 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
         # The verifier forks its workers from this process, so it must come before anything that starts threads or
         # initialises a GPU. Its settings do not depend on `resolve`.
         verifier = resources.enter_context(_verifier(config, inputs))
-        environments = build_environment(config, inputs.tools, inputs.environment_factory)
+        distributed = config.cluster.backend is not None and config.env.workers_per_node is not None
+        given = (config, inputs.tools, inputs.environment_factory)
+        environments = None if distributed else build_environment(*given)
         if environments is not None:
-            resources.enter_context(environments)
+            resources.callback(environments.close)
         backend.start(resources)
+        if distributed and (environments := build_environment(*given, make=DistributedEnvironments)) is not None:
+            resources.callback(environments.close)
         config = resolve(config, inputs, backend.device())
         losses, advantages = build_losses(config.algo), build_advantages(config.algo)
         sources = inputs.sources(config)
@@ -199,9 +205,12 @@ def _unused(prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
 
 
 def _conversations(
-    config: Config, inputs: TrainerInputs, pool: EnvironmentPool, tokenizer: Any, longest: int
+    config: Config, inputs: TrainerInputs, pool: Environments, tokenizer: Any, longest: int
 ) -> Conversations:
-    chat = chat_format(tokenizer, config.env.tool_format, config.data.chat_template_kwargs)
+    if config.data.chat_template == "never":
+        chat: ChatFormat = PlainText(tokenizer)
+    else:
+        chat = chat_format(tokenizer, config.env.tool_format, config.data.chat_template_kwargs)
     chat.parse([])  # an unknown format is a mistake in the settings
     if pool.tools:
         chat.prompt([QUESTION], pool.tools)  # so is a model that cannot be told of them
@@ -213,6 +222,7 @@ def _conversations(
         max_new_tokens=config.sampling.max_new_tokens,
         context=longest,
         rewards=gives_rewards(config, inputs.environment_factory),
+        encode=lambda text: encode(tokenizer, [text], special=False)[0],
         system=config.data.system_prompt,
         threshold=DEFAULT_THRESHOLD if threshold is None else threshold,
         wrong=config.reward.wrong,

@@ -287,7 +287,7 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
     """One step of Algorithm 1. The batch goes to `filled` before the update."""
     config, started, cpu = run.config, time.perf_counter(), time.process_time()
     run.display.phase("sampling", 0, config.sampling.prompts_per_step)
-    preempted = run.engine.preempted
+    preempted, prefix_hits = run.engine.preempted, run.engine.prefix_hits
     fill = run.sampler.fill(config.sampling.prompts_per_step, run.check)
     filled.append(fill)
     rewards = shaped_rewards([*fill.sampled, *fill.kept], config)
@@ -319,6 +319,7 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
         **batch.metrics,
         **mean_of([update.metrics for update in done.critic if update.metrics]),
         "sampling/preempted": run.engine.preempted - preempted,
+        **({"engine/prefix_hits": run.engine.prefix_hits - prefix_hits} if run.sampler.has_environment else {}),
         "timing_s/gen": fill.generate_seconds,
         "timing_s/verify": fill.verify_seconds,
         "timing_s/update": ended - sampled,

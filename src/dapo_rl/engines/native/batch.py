@@ -19,7 +19,7 @@ from dapo_rl.engines.native.slots import NO_SLOT, BatchRow, SlotState
 from dapo_rl.engines.protocol import Completion, Request
 from dapo_rl.engines.token_sampling import draw_tokens, row_keys, uniforms
 from dapo_rl.models.device import enough_threads, largest_product, to_device
-from dapo_rl.types import Trajectory
+from dapo_rl.types import IntArray, Trajectory
 
 STEPS_PER_LOOK = {"cpu": 1, "cuda": 8}
 """Decode steps between looks at the rows: on a GPU each look takes the host's time."""
@@ -163,7 +163,11 @@ class RunningBatch:
         gaps = [slot for slot in range(count) if slot not in taken]
         for row, gap in zip(behind, gaps, strict=True):
             if self.pages.whole:
-                self.cache.move(row.slot, gap, int(self.state.position[row.slot]))
+                length = int(self.state.position[row.slot])
+                if kept := self.pages.kept_tokens(gap):
+                    self.cache.swap(row.slot, gap, max(length, kept))
+                else:
+                    self.cache.move(row.slot, gap, length)
             self.pages.swap(row.slot, gap)
             self.state.move(row.slot, gap)
             row.slot = gap
@@ -192,12 +196,16 @@ class RunningBatch:
             put_back(row, partial)
         self.release(rows)
 
-    def release(self, rows: Sequence[BatchRow]) -> None:
+    def release(self, rows: Sequence[BatchRow], continued: Mapping[int, IntArray] | None = None) -> None:
+        """Takes rows out. Those that may be `continued` are kept: the tokens of each, by slot."""
         if not rows:
             return
         self.state.done[to_device(np.array([row.slot for row in rows]), self.device)] = True
         for row in rows:
-            self.pages.end(row.slot)
+            if continued and row.slot in continued:
+                self.pages.keep(row.slot, continued[row.slot])
+            else:
+                self.pages.end(row.slot)
             row.slot = NO_SLOT
         self.rows = [row for row in self.rows if row.slot != NO_SLOT]
 
@@ -222,4 +230,11 @@ class RunningBatch:
         with reading or nullcontext():
             completions, leaving = self._outputs.collect(self.state, rows, done, self.version)
         self.finished += completions
-        self.release(leaving)
+        self.release(
+            leaving,
+            {
+                row.slot: np.concatenate([row.request.prompt_ids, done.sample.token_ids[:-1]])
+                for row, done in zip(leaving, completions, strict=True)
+                if row.request.continues and not done.sample.truncated
+            },
+        )

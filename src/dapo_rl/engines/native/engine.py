@@ -4,8 +4,11 @@ A sample that is being generated has a slot, and its keys and values are in page
 for its group, whose samples share its pages. Free slots and pages go to the next samples in the queue. When pages run
 out, the youngest samples return to the queue with their tokens, and are recomputed later.
 
-When new weights arrive, all running samples return to the queue in the same way. The queue is then the complete state:
-another engine that is given the queue continues with the same samples.
+A sample that may be continued after an observation (`Request.continues`) leaves its slot, but its pages are kept until
+they are needed. Its continuation then computes only what is new.
+
+When new weights arrive, all running samples return to the queue in the same way, and what is kept of others is
+dropped. The queue is then the complete state: another engine that is given the queue continues with the same samples.
 """
 
 from __future__ import annotations
@@ -113,6 +116,10 @@ class NativeEngine(Engine):
         """Steps in which samples waited, and the sum of the pages that were in use in them."""
 
     @property
+    def prefix_hits(self) -> int:
+        return self._scheduler.prefix_hits
+
+    @property
     def pending(self) -> int:
         """Samples submitted and not yet returned."""
         return self._scheduler.samples + len(self._batch.rows) + len(self._batch.finished)
@@ -188,8 +195,9 @@ class NativeEngine(Engine):
         self._batch.collect()
 
     def _back_to_the_queue(self) -> None:
-        """Returns all samples that have slots to the queue."""
+        """Returns all samples that have slots to the queue, and drops what is kept of others."""
         with torch.inference_mode():
             self._batch.drain()
             self._batch.leave(self._batch.rows, self._scheduler.put_back)
             self._scheduler.give_up_pages()
+            self._batch.pages.drop_kept()

@@ -133,11 +133,11 @@ class KVCache:
         """The keys and values of E tokens, `[E, K, D]`."""
         return self.keys[layer][pages_E, :, offsets_E], self.values[layer][pages_E, :, offsets_E]
 
-    def swap(self, one: int, other: int) -> None:
-        """Exchanges the contents of two pages."""
+    def swap(self, one: int, other: int, length: int | None = None) -> None:
+        """Exchanges the contents of two pages, or their first tokens."""
         for tensors in (self.keys, self.values):
             for tensor in tensors.values():
-                tensor[[one, other]] = tensor[[other, one]]
+                tensor[[one, other], :, :length] = tensor[[other, one], :, :length]
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copies the first tokens of a page to another page."""

@@ -17,6 +17,10 @@ from dapo_rl.engines.protocol import Request
 from dapo_rl.types import Trajectory
 
 
+READ_SHARE = 4
+"""Tokens of kept sequences that are read in a pass, per token that it can compute."""
+
+
 class Scheduler:
     def __init__(self, model: Any, batch: RunningBatch, longest: int, pass_tokens: int) -> None:
         """`longest` is the longest context that was announced, or 0. A pass of the model computes up to `pass_tokens`
@@ -31,6 +35,8 @@ class Scheduler:
         self._started: Prefill | None = None
         """A computed prompt, some of whose samples still wait for slots."""
         self._started_logits_V: Tensor | None = None
+        self.prefix_hits = 0
+        """Tokens that were not computed again, because their sequence was kept."""
 
     @property
     def samples(self) -> int:
@@ -132,14 +138,15 @@ class Scheduler:
     def _partial_work(self) -> list[Prefill]:
         """Partial samples that get slots; samples of the same prompt share it."""
         work: list[Prefill] = []
-        tokens = 0
+        tokens = read = 0
         for arrival, request in self._in_order():
-            while request.partial and tokens < self._pass_tokens:
+            while request.partial and tokens < self._pass_tokens and read < READ_SHARE * self._pass_tokens:
                 prefill = self._begin_again(arrival, request, work)
                 if prefill is None:
                     return work
                 work.append(prefill)
                 tokens += prefill.left
+                read += prefill.done if prefill.sibling is prefill.donor is None else 0
                 request = replace(request, partial=request.partial[1:])
                 self._set(arrival, request)
             if request.partial:
@@ -154,12 +161,17 @@ class Scheduler:
         sibling = next((prefill for prefill in work if prefill.rows[0].arrival == arrival), None)
         donor = next((row.slot for row in self._batch.rows if row.arrival == arrival), None)
         origin = sibling.rows[0].slot if sibling is not None else donor
-        slot = pages.start([] if origin is None else pages.shared(origin, length), length + len(partial.token_ids))
+        context = np.concatenate([request.prompt_ids, partial.token_ids[:-1]])
+        kept = pages.find(context)
+        shared = [] if origin is None or kept is not None else pages.shared(origin, length)
+        slot = pages.start(shared, length + len(partial.token_ids), kept)
         if slot is None:
             return None
-        context = np.concatenate([request.prompt_ids, partial.token_ids[:-1]])
         prefill = Prefill(request, [BatchRow(arrival, request, partial, slot)], context)
-        if origin is not None:
+        if kept is not None:
+            prefill.done = len(kept.tokens)
+            self.prefix_hits += prefill.done
+        elif origin is not None:
             prefill.done = min(length, len(context) - 1)  # a pass computes at least one token
             prefill.sibling, prefill.donor = sibling, donor if sibling is None else None
         return prefill

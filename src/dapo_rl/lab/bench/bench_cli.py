@@ -1,11 +1,12 @@
-"""`dapo bench rollout|update|step|sampling|bookkeeping`: the options and their checks."""
+"""`dapo bench rollout|update|step|episodes|sampling|bookkeeping`: the options and their checks."""
 
 from __future__ import annotations
 
 import json
 import signal
 import sys
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Annotated, Any, cast
 
@@ -15,7 +16,7 @@ from rich.console import Console
 from dapo_rl.completion import complete_settings
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.workload import Kind, Workload, fixed_length, longest_length
+from dapo_rl.lab.bench.workload import Kind, ToolWork, Workload, fixed_length, longest_length
 
 app = typer.Typer(
     help="Measure speed and memory, and compare with other libraries.\n\nEvery library gets the same workload.",
@@ -110,6 +111,87 @@ def bench_command(
 
 
 @app.command()
+def episodes(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", show_default=False, hidden=True, autocompletion=complete_settings),
+    ] = None,
+    model: Annotated[str, typer.Option(help="A shape, a directory, a hub name, or tiny, as for rollout.")] = "tiny",
+    episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 512,
+    at_a_time: Annotated[
+        int | None, typer.Option(min=1, help="Episodes that are open at a time, and slots of the engine; all.")
+    ] = None,
+    turns: Annotated[int, typer.Option(min=2, help="Turns of an episode; a tool call is between two of them.")] = 4,
+    turn_tokens: Annotated[int, typer.Option(min=1, help="Tokens per turn; end-of-sequence is ignored.")] = 64,
+    observation_tokens: Annotated[int, typer.Option(min=2, help="Tokens of a tool's result.")] = 32,
+    prompt_tokens: Annotated[int, typer.Option(min=2, help="Tokens per prompt.")] = 64,
+    latency: Annotated[
+        float, typer.Option(min=0, help="Seconds that a tool takes: the median of a lognormal distribution.")
+    ] = 0.5,
+    longest_latency: Annotated[float, typer.Option(min=0, help="Its upper limit, in seconds.")] = 20,
+    sync: Annotated[
+        bool, typer.Option("--sync", help="A tool that blocks its process (env.workers), instead of an async one.")
+    ] = False,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    engine: Annotated[str, typer.Option(help="native, hf or vllm.")] = ENGINE,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+    repeats: Annotated[int, typer.Option(help="Measured rounds; the median is reported.")] = 1,
+    warmup: Annotated[int, typer.Option(help="Warm-up rounds, with shorter latencies.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of weights, prompts, samples and latencies.")] = 0,
+    against: Annotated[
+        str | None, typer.Option(help="Compare with trl: GRPOTrainer with environment_factory, on a GPU with vLLM.")
+    ] = None,
+    trl_wait: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            help="If TRL's tool calls, which it makes one by one, take longer, add their times instead of waiting.",
+        ),
+    ] = 120,
+    timeout: Annotated[float, typer.Option(help="Time limit per contender, in seconds.")] = 1800,
+    as_json: AsJson = False,
+) -> None:
+    """Measure episodes of several turns with slow tools.
+
+    Compared with the same tokens in one turn, and with TRL.
+    """
+    work = Workload(
+        kind="episodes",
+        model=model,
+        prompts=episodes,
+        group=1,
+        tokens=turns * turn_tokens,
+        prompt_tokens=prompt_tokens,
+        dtype=dtype,
+        engine=engine,
+        device=device,
+        repeats=repeats,
+        warmup=warmup,
+        seed=seed,
+        settings=tuple(settings or ()),
+        tools=ToolWork(
+            turns=turns,
+            observation_tokens=observation_tokens,
+            median_s=latency,
+            longest_s=longest_latency,
+            at_a_time=min(at_a_time or episodes, episodes),
+            sync=sync,
+            trl_wait_s=trl_wait,
+        ),
+    )
+    _check(work)
+    _check_time(timeout)
+    from dapo_rl.lab.bench.episodes_report import compare_episodes, print_episodes
+
+    with _told() as tell:
+        report = compare_episodes(work, against, timeout, tell)
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        print_episodes(report)
+
+
+@app.command()
 def sampling(
     prompts: Annotated[int, typer.Option(min=1, help="Groups to train on per step.")] = 16,
     group: Annotated[int, typer.Option(min=2, help="Samples per prompt.")] = 8,
@@ -168,8 +250,7 @@ def bookkeeping(
 def _run(
     work: Workload, against: str | None, variant: str | None, timeout: float, sweep: str | None, as_json: bool
 ) -> None:
-    if timeout <= 0:
-        raise UserError(f"--timeout: {timeout:g} is not above 0")
+    _check_time(timeout)
     if variant is not None and against is None:
         raise UserError("--peer-variant: there is no peer; name one with --against")
     from dapo_rl.lab.bench.compare import bench, print_benchmarks
@@ -177,7 +258,18 @@ def _run(
     name, works = _sweep(work, sweep)
     for each in works:
         _check(each)
-    # Exit on SIGTERM, so that no contender's process outlives this one.
+    with _told() as tell:
+        reports = bench(works, against, variant, timeout, tell)
+    if as_json:
+        result: dict[str, Any] = {"sweep": name, "results": reports} if name else reports[0]
+        print(json.dumps(result, indent=2))
+    else:
+        print_benchmarks(reports, name)
+
+
+@contextmanager
+def _told() -> Iterator[Callable[[str, float | None], None]]:
+    """Shows what is measured. Exits on SIGTERM, so that no contender's process outlives this one."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     console = Console(stderr=True)
     with console.status("") as status:
@@ -188,12 +280,12 @@ def _run(
             else:  # an interrupted comparison has printed its results so far
                 console.print(f"{what}: {seconds:.3f} s", highlight=False, markup=False)
 
-        reports = bench(works, against, variant, timeout, tell)
-    if as_json:
-        result: dict[str, Any] = {"sweep": name, "results": reports} if name else reports[0]
-        print(json.dumps(result, indent=2))
-    else:
-        print_benchmarks(reports, name)
+        yield tell
+
+
+def _check_time(timeout: float) -> None:
+    if timeout <= 0:
+        raise UserError(f"--timeout: {timeout:g} is not above 0")
 
 
 def _most_tokens(tokens: int | None, lengths: str | None, cap: int | None) -> int:
@@ -227,7 +319,7 @@ def _sweep(work: Workload, sweep: str | None) -> tuple[str | None, list[Workload
 def _check(work: Workload) -> None:
     if work.kind == "step" and work.lengths:
         raise UserError("--lengths: `bench step` has samples of one length; use --tokens, or bench rollout or update")
-    least = {"prompts": 1, "group": 1 if work.kind == "rollout" else 2, "tokens": 1, "prompt_tokens": 2}
+    least = {"prompts": 1, "group": 1 if work.kind in ("rollout", "episodes") else 2, "tokens": 1, "prompt_tokens": 2}
     least |= {"repeats": 1, "warmup": 0, "seed": 0}
     for name, bound in least.items():
         if (number := getattr(work, name)) < bound:

@@ -50,11 +50,11 @@ def bench(
     for work in works:
         work.config()
     tell("the machine", None)
-    before = _ours(BenchJob("limit", works[0]), timeout)
+    before = run_ours(BenchJob("limit", works[0]), timeout)
     works = [replace(work, device=before["device"], dtype=before["dtype"]) for work in works]
     reports = [_compare(work, against, variant, timeout, tell) for work in works]
     tell("the machine", None)
-    after = _ours(BenchJob("limit", works[0]), timeout)
+    after = run_ours(BenchJob("limit", works[0]), timeout)
     rates = Limit(**{name: max(before[name], after[name]) for name in Limit.__annotations__})
     for work, report in zip(works, reports, strict=True):
         floor = floor_seconds(work, Size(**report.pop("size")), rates)
@@ -69,11 +69,13 @@ def _compare(work: Workload, against: str | None, variant: str | None, timeout: 
     """Our numbers, and those of a peer."""
     name = work.kind if work.kind == "update" else f"{work.kind}, engine {work.engine}"
     tell(name, None)
-    ours = _ours(BenchJob("dapo", work), timeout)
+    ours = run_ours(BenchJob("dapo", work), timeout)
     numbers = _numbers(work, ours)
     tell(name, numbers["seconds"])
     size = ours["facts"]["size"]
-    settings = {name: value for name, value in asdict(work).items() if name not in ("kind", "repeats", "settings")}
+    settings = {
+        name: value for name, value in asdict(work).items() if name not in ("kind", "repeats", "settings", "tools")
+    }
     report: dict[str, Any] = {
         "bench": work.kind,
         **settings,
@@ -112,7 +114,7 @@ def _peer(work: Workload, name: str, variant: str | None, timeout: float, tell: 
     tried = []
     for each in names:
         tell(f"{name} {each}", None)
-        result = _run(BenchJob(name, their_work, each), timeout)
+        result = run_contender(BenchJob(name, their_work, each), timeout)
         failed: dict[str, Any] = {name: result[name] for name in ("error", "log") if name in result}
         numbers = failed if "error" in result else _numbers(their_work, result)
         tell(f"{name} {each}", numbers.get("seconds"))
@@ -157,8 +159,8 @@ def _need(package: str, option: str) -> None:
         raise UserError(f"{option}: {package} is not installed; pip install {package}")
 
 
-def _ours(job: BenchJob, timeout: float) -> dict[str, Any]:
-    result = _run(job, timeout)
+def run_ours(job: BenchJob, timeout: float) -> dict[str, Any]:
+    result = run_contender(job, timeout)
     if result.get("mistake"):
         raise UserError(result["error"])
     if result.get("timed_out"):
@@ -168,7 +170,7 @@ def _ours(job: BenchJob, timeout: float) -> dict[str, Any]:
     return result
 
 
-def _run(job: BenchJob, timeout: float) -> dict[str, Any]:
+def run_contender(job: BenchJob, timeout: float) -> dict[str, Any]:
     """The job's result, or an `error` with the end of its log."""
     with TemporaryDirectory(prefix="dapo-bench-") as directory:
         answer, log = Path(directory) / "result.json", Path(directory) / "log"

@@ -25,13 +25,16 @@ MEASURES = {
     "rollout": "rollout:measure_engine",
     "update": "update:measure_update",
     "step": "step:measure_step",
+    "episodes": "episodes:measure_episodes",
+    "resolve": "episodes:resolve_work",
+    "trl episodes": "episodes_trl:measure_trl_episodes",
 }
 """The module and function that measure a contender; for an engine, ours or a peer's, by the kind of work."""
 
 
 def run_job(job: BenchJob) -> dict[str, Any]:
     """Runs a contender. Its module is imported here, so that each contender loads only its own."""
-    where = MEASURES.get(job.contender) or MEASURES[job.work.kind]
+    where = MEASURES.get(f"{job.contender} {job.work.kind}") or MEASURES.get(job.contender) or MEASURES[job.work.kind]
     module, _, name = where.partition(":")
     result = getattr(import_module(f"dapo_rl.lab.bench.{module}"), name)(job.work, job.variant)
     return result if isinstance(result, dict) else asdict(result)

@@ -66,7 +66,7 @@ def measure_trl(work: Workload, variant: str) -> Measurement:
         trainer = GRPOTrainer(
             model=model,
             reward_funcs=watch.rewards,
-            args=GRPOConfig(output_dir=f"{directory}/out", **_arguments(work, how)),
+            args=GRPOConfig(output_dir=f"{directory}/out", **trl_arguments(work, how)),
             train_dataset=Dataset.from_dict({"prompt": prompts}),
             processing_class=tokenizer,
             callbacks=[Callback()],
@@ -75,7 +75,7 @@ def measure_trl(work: Workload, variant: str) -> Measurement:
     return watch.measurement()
 
 
-def _arguments(work: Workload, how: Variant) -> dict[str, Any]:
+def trl_arguments(work: Workload, how: Variant) -> dict[str, Any]:
     config = work.config()
     micro_batch = work.group if how.accumulate else work.samples
     arguments: dict[str, Any] = {

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 
-Kind = Literal["rollout", "update", "step"]
+Kind = Literal["rollout", "update", "step", "episodes"]
 
 STACK_SIGNAL = signal.SIGUSR1
 """On this signal, the process of a contender writes its stack to its log."""
@@ -32,16 +32,57 @@ OPTIONS = {
     "sampling.group_size": "--group",
     "sampling.max_new_tokens": "--tokens",
     "data.max_prompt_tokens": "--prompt-tokens",
+    "env.max_turns": "--turns",
+    "env.max_turn_tokens": "--turn-tokens",
 }
 """The option of the command for each setting."""
 
 SIGMA = sqrt(2 * log(1.637))
 """About 0.993. The mean of a lognormal distribution is median × exp(σ² / 2), so here 1.637 times its median."""
 
+OBSERVATION_SLACK = 4
+"""What separates an observation from turns takes a few tokens more."""
+
+LATENCY_SIGMA = 1.2
+"""With it, one call in a thousand takes 40 times the median."""
+
 FORMS = "fixed:N, lognormal:MEDIAN[:SIGMA] or uniform:LOW:HIGH"
 
 Quantile = Callable[[float], float]
 """The length below which a share of all samples lies."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolWork:
+    """How the samples of `bench episodes` are interrupted: each has turns of equal length, with a tool call between two
+    of them."""
+
+    turns: int
+    observation_tokens: int
+    median_s: float
+    """Median of the tools' latencies, which are lognormal."""
+    longest_s: float
+    """They are cut off here."""
+    at_a_time: int
+    """Episodes that are open at a time."""
+    sync: bool = False
+    """Whether the tool blocks its process."""
+    trl_wait_s: float = 120.0
+    """If TRL's tool calls, one after the other, take longer, their latencies are added instead of waited for."""
+
+    @property
+    def calls(self) -> int:
+        """Tool calls of an episode."""
+        return self.turns - 1
+
+    def latencies(self, seed: int, episodes: int) -> list[list[float]]:
+        """Seconds of the tool calls of each episode."""
+        return [[self.latency(seed, i, turn) for turn in range(1, self.turns)] for i in range(episodes)]
+
+    def latency(self, seed: int, episode: int, turn: int) -> float:
+        """Seconds that the tool takes after a turn, counted from 1."""
+        share = (Random(f"latency {seed} {episode} {turn}").getrandbits(52) + 0.5) / 2**52
+        return min(self.median_s * exp(LATENCY_SIGMA * NormalDist().inv_cdf(share)), self.longest_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +110,8 @@ class Workload:
     """Further settings, `key=value`, as for `dapo train`."""
     lengths: str = ""
     """The distribution of the lengths; empty if all samples have `tokens` tokens."""
+    tools: ToolWork | None = None
+    """For `bench episodes`."""
 
     @property
     def group_lengths(self) -> tuple[tuple[int, ...], ...]:
@@ -94,7 +137,8 @@ class Workload:
 
     @property
     def longest(self) -> int:
-        return self.longest_prompt + self.tokens
+        observed = 0 if self.tools is None else self.tools.calls * (self.tools.observation_tokens + OBSERVATION_SLACK)
+        return self.longest_prompt + self.tokens + observed
 
     @property
     def rounds(self) -> int:
@@ -119,7 +163,7 @@ class Workload:
             "sampling.prompts_per_step": self.prompts,
             "sampling.group_size": max(self.group, 2),
             "sampling.max_new_tokens": self.tokens,
-            "sampling.max_batch": self.samples,
+            "sampling.max_batch": self.samples if self.tools is None else min(self.samples, self.tools.at_a_time),
             "sampling.ignore_eos": True,
             "sampling.dynamic": False,
             "overlong.shape": "off",
@@ -130,6 +174,13 @@ class Workload:
             "checkpoint.save_final": False,
             "log.rollouts": False,
         }
+        if self.tools is not None:
+            settings |= {
+                "env.max_turns": self.tools.turns,
+                "env.max_turn_tokens": self.tokens // self.tools.turns,
+                "env.max_observation_tokens": self.longest,
+                "env.timeout_s": 2 * self.tools.longest_s + 60,
+            }
         return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
 
 
