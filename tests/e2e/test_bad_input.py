@@ -1090,3 +1090,124 @@ def _(here):
 @case("a KV cache too small for one sequence")
 def _(_here):
     return ["train", *QUICK, "sampling.kv_memory_gib=0.00001", "--run", "run"]
+
+
+# Environments
+
+
+def environment(here, code, *words):
+    here.write("mine.py", code)
+    return ["train", *QUICK, *words, "--run", "run"]
+
+
+LOOK_UP = """
+def look_up(word{hint}) -> str:
+    \'\'\'Looks up a word.
+
+    Args:
+        word: The word.
+    \'\'\'
+    return word
+"""
+CALLS = "    await client.chat.completions.create(model='policy', messages=task['messages'])\n"
+
+
+@case("an environment that does not exist")
+def _(_here):
+    return ["train", *QUICK, "env.name=geuss"]
+
+
+@case("an environment without step")
+def _(here):
+    return environment(here, "class Game:\n    def open(self, prompt, seed): ...", "env.name=mine.py:Game")
+
+
+@case("an environment whose step takes no turn")
+def _(here):
+    return environment(here, "class Game:\n    def step(self): ...", "env.name=mine.py:Game")
+
+
+@case("options that the environment does not take")
+def _(_here):
+    return ["train", *QUICK, "env.name=guess", "env.options.highest=9"]
+
+
+@case("two environments")
+def _(_here):
+    return ["train", *QUICK, "env.name=guess", "env.tools=calculator"]
+
+
+@case("a tool without type hints")
+def _(here):
+    return environment(here, LOOK_UP.format(hint=""), "env.tools=mine.py:look_up")
+
+
+@case("two tools of one name")
+def _(_here):
+    return ["train", *QUICK, "env.tools=[calculator, calculator]"]
+
+
+@case("a tool name that no model can write")
+def _(here):
+    code = LOOK_UP.format(hint=": str") + "look_up.__name__ = 'look up'\n"
+    return environment(here, code, "env.tools=mine.py:look_up")
+
+
+@case("a tool name that the chat template cannot express")
+def _(here):
+    code = LOOK_UP.format(hint=": str") + "look_up.__name__ = 'look-up'\n"
+    model = here.model()
+    here.write("model/chat_template.jinja", TOOL_TEMPLATE)
+    return environment(here, code, "env.tools=mine.py:look_up", model, *LIKE_THE_DEMO)
+
+
+TOOL_TEMPLATE = """{{ tools | tojson if tools }}{% for message in messages %}{{ message.content }}
+{% for call in message.tool_calls or [] %}<tool_call>
+{"name": "{{ call.function.name | replace('-', '_') }}", "arguments": {{ call.function.arguments | tojson }}}
+</tool_call>{% endfor %}{% endfor %}"""
+
+
+@case("a model that knows no tools")
+def _(_here):
+    return ["train", *QUICK, "env.tools=calculator"]
+
+
+@case("a tool format that does not exist")
+def _(_here):
+    return ["train", *QUICK, "env.tools=calculator", "env.tool_format=hermess"]
+
+
+@case("an MCP server that does not start")
+def _(_here):
+    return ["train", *QUICK, "env.mcp=no-such-server"]
+
+
+@case("an agent that does not exist")
+def _(_here):
+    return ["train", *QUICK, "env.agent=no-such-agent --fast"]
+
+
+@case("an agent that does not take a client")
+def _(here):
+    return environment(here, "def solve(task): ...", "env.agent=mine.py:solve")
+
+
+@case("an agent that never calls the endpoint", begins=True)
+def _(here):
+    return environment(here, "async def solve(task, client): return 1.0", "env.agent=mine.py:solve")
+
+
+@case("a reward that is NaN", begins=True)
+def _(here):
+    code = "class Game:\n    def step(self, turn): return float('nan')"
+    return environment(here, code, "env.name=mine.py:Game")
+
+
+@case("an agent whose reward is not a number", begins=True)
+def _(here):
+    return environment(here, f"async def solve(task, client):\n{CALLS}", "env.agent=mine.py:solve")
+
+
+@case("an environment that raises every time", begins=True, more=True)
+def _(here):
+    return environment(here, "class Game:\n    def step(self, turn): return {}['board']", "env.name=mine.py:Game")

@@ -133,7 +133,7 @@ PYTHON = shlex.quote(sys.executable)
 @pytest.mark.parametrize(
     ("server", "said"),
     [
-        ("no-such-command --flag", "no-such-command --flag does not start as an MCP server: .*No such file"),
+        ("no-such-command --flag", "no-such-command --flag does not start as an MCP server, .*: No such file"),
         (f"""{PYTHON} -c 'import sys; print("a"); sys.exit("no config")'""", "it says: no config$"),
         (f"{PYTHON} -c 'import time; time.sleep(60)'", "no answer in 2 s$"),
         ("http://127.0.0.1:9/mcp", "http://127.0.0.1:9/mcp does not start"),

@@ -50,7 +50,9 @@ class DistributedEnvironments:
 
         kind = getattr(factory, "environment", factory)
         self.name = name
+        self.tools = getattr(factory, "tools", ())
         self.deterministic = bool(getattr(kind, "deterministic", False))
+        self.takes_tokens = bool(getattr(kind, "takes_tokens", False))
         self.has_state = bool(getattr(kind, "has_state", False))
         self._ray = ray
         own = settings.model_copy(update={"workers": settings.workers_per_node})

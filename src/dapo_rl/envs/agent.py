@@ -26,6 +26,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import ssl
 import threading
@@ -37,7 +38,7 @@ from dapo_rl.base.load import load_function, spec_of
 from dapo_rl.base.quote import describe, one_line, shown
 from dapo_rl.envs.endpoint import Endpoint
 from dapo_rl.envs.openai_format import AgentCall
-from dapo_rl.envs.protocol import AssistantTurn, Observation, Opening
+from dapo_rl.envs.protocol import AgentError, AssistantTurn, InvalidAnswerError, Observation, Opening
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt, Verdict
 
@@ -50,10 +51,6 @@ END_SECONDS = 2.0
 """For an agent to end once its calls are refused, and for its output to arrive once it has ended."""
 
 _endpoints: dict[tuple[asyncio.AbstractEventLoop, tuple[Any, ...]], asyncio.Future[Endpoint]] = {}
-
-
-class AgentError(Exception):
-    """An agent failed; one line says why."""
 
 
 class AgentEnvironment:
@@ -152,6 +149,8 @@ class AgentEnvironment:
             raise
         except asyncio.CancelledError:
             raise AgentError(f"env.agent: {self.name}: cancelled") from None
+        except InvalidAnswerError as error:
+            raise AgentError(f"env.agent: {self.name}: {error}") from None
         except BaseException as error:
             raise AgentError(f"env.agent: {self.name}: {describe(error)}") from error
 
@@ -178,7 +177,9 @@ class AgentEnvironment:
             if error is None:
                 result.set_result(value)
             else:
-                result.set_exception(AgentError(f"env.agent: {self.name}: {describe(error)}"))
+                failure = AgentError(f"env.agent: {self.name}: {describe(error)}")
+                failure.__cause__ = error
+                result.set_exception(failure)
 
         def work() -> None:
             value, failed = None, None
@@ -216,18 +217,41 @@ def last_observation(reward: Any) -> Observation:
     try:
         value = float(reward)
     except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"its reward is {shown(reward)}; it must return a number") from None
+        raise InvalidAnswerError(f"its reward is {shown(reward)}; it must return a number") from None
     if not math.isfinite(value):
-        raise ValueError(f"its reward is {value}; it must return a finite number")
+        raise InvalidAnswerError(f"its reward is {value}; it must return a finite number")
     return Observation(reward=value, done=True, correct=None if correct is None else bool(correct))
 
 
-async def run_command(command: str, endpoint: Endpoint, secret: str, task: dict[str, Any]) -> Any:
-    """The reward that a command prints. Its processes are killed when it ends or the task is cancelled."""
+def check_agent(agent: str) -> None:
+    """Raises UserError for a function that cannot be called with a task and a client, and for a command that is not
+    there."""
+    if not FUNCTION.fullmatch(agent):
+        if shutil.which(_words(agent)[0]) is None:
+            raise UserError(f"env.agent: {agent}: no such program; it must be file.py:function or a command")
+        return
+    function = load_function(agent)
+    try:
+        inspect.signature(function).bind({}, None)
+    except TypeError as error:
+        raise UserError(f"env.agent: {agent} must take a task and a client: {error}") from None
+    except ValueError:  # it has no signature
+        pass
+
+
+def _words(command: str) -> list[str]:
     try:
         words = shlex.split(command)
     except ValueError as error:
         raise UserError(f"env.agent: {command}: {one_line(error)}; it must be file.py:function or a command") from None
+    if not words:
+        raise UserError("env.agent: it is empty; it must be file.py:function or a command")
+    return words
+
+
+async def run_command(command: str, endpoint: Endpoint, secret: str, task: dict[str, Any]) -> Any:
+    """The reward that a command prints. Its processes are killed when it ends or the task is cancelled."""
+    words = _words(command)
     given = json.dumps(task, ensure_ascii=False, default=_plain).encode("utf-8", "replace")
     host = endpoint.url.partition("://")[2].rpartition(":")[0]
     direct = ",".join(filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy"), host]))
@@ -259,12 +283,12 @@ async def run_command(command: str, endpoint: Endpoint, secret: str, task: dict[
     if code:
         why = f"exit code {code}" if code > 0 else f"killed by signal {-code}"
         said = next((line for line in reversed(complaint) if line.strip()), "")
-        raise ValueError(f"{why}{': ' if said else ''}{said}")
+        raise InvalidAnswerError(f"{why}{': ' if said else ''}{said}")
     last = next((line.strip() for line in reversed(printed) if line.strip()), "")
     try:
         return json.loads(last, parse_int=float)
     except (ValueError, RecursionError):
-        raise ValueError(
+        raise InvalidAnswerError(
             f"the last line that it printed is {shown(last)}; it must be a number or JSON with reward"
         ) from None
 

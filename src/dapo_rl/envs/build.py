@@ -13,6 +13,7 @@ from dapo_rl.data.tasks import NAME as TASKS
 from dapo_rl.envs.guess import Guess
 from dapo_rl.envs.inline_calculator import InlineCalculator
 from dapo_rl.envs.pool import EnvironmentPool, Environments
+from dapo_rl.envs.protocol import ToolSchema
 from dapo_rl.envs.trl_environment import TRLEnvironments, check_class, is_trl_environment, owns_reward
 from dapo_rl.errors import UserError
 
@@ -26,6 +27,8 @@ class Factory:
     def __init__(self, environment: Any, *arguments: Any, **options: Any) -> None:
         self.environment = environment
         """Its class, which says whether it is asynchronous, stateless and deterministic."""
+        self.tools: Sequence[ToolSchema] = ()
+        """The tools of all episodes, where they are known before one begins."""
         self._arguments, self._options = arguments, options
 
     def __call__(self) -> Any:
@@ -72,6 +75,9 @@ def _factory(
     if len(chosen) > 1:
         raise UserError(f"{chosen[0]}: an episode has one environment; leave out {' and '.join(chosen[1:])}")
     if settings.agent:
+        from dapo_rl.envs.agent import check_agent
+
+        check_agent(settings.agent)
         return _of_agent(settings.agent, config)
     if settings.name and settings.name.startswith(VERIFIERS):
         from dapo_rl.envs.verifiers_env import VerifiersAgent
@@ -106,8 +112,8 @@ def _named(name: str, settings: EnvSettings) -> Factory | TRLEnvironments:
     prefix, colon, rest = name.partition(":")
     if not colon:
         if name not in BUILTIN:
-            hint = did_you_mean(nearest(name, BUILTIN), "a class is named module:Class or file.py:Class")
-            raise UserError(f"env.name: {name!r} is not one of {', '.join(BUILTIN)}{hint}")
+            hint = did_you_mean(nearest(name, BUILTIN), f"built in are {', '.join(BUILTIN)}")
+            raise UserError(f"env.name: no environment {name!r}; a class is named file.py:Class or module:Class{hint}")
         return _with_options(BUILTIN[name], settings)
     if prefix in ADAPTERS:
         return ADAPTERS[prefix](rest, settings)
@@ -122,14 +128,32 @@ def _named(name: str, settings: EnvSettings) -> Factory | TRLEnvironments:
             f"env.name: {name} has no method step; an environment is a class with step(turn), and open(prompt, seed) "
             "where it has something to begin with"
         )
+    _check_methods(kind, name)
     return _with_options(kind, settings)
+
+
+def _check_methods(kind: Any, name: str) -> None:
+    """Raises UserError for methods that do not take what they get."""
+    for method, given in {"open": ("prompt", "seed"), "step": ("turn",)}.items():
+        function = getattr(kind, method, None)
+        if not inspect.isfunction(function) or not inspect.isclass(kind):
+            continue
+        try:
+            inspect.signature(function).bind(None, *given)
+        except TypeError as error:
+            raise UserError(
+                f"env.name: {name}: {method} must take {' and '.join(given)}, as {method}(self, {', '.join(given)}): "
+                f"{error}"
+            ) from None
 
 
 def _with_options(kind: Callable[..., Any], settings: EnvSettings) -> Factory:
     try:
-        inspect.signature(kind).bind(**settings.options)
+        signature = inspect.signature(kind)
+        signature.bind(**settings.options)
     except TypeError as error:
-        raise UserError(f"env.options: {getattr(kind, '__name__', kind)} does not take them: {error}") from None
+        takes = f"it takes {', '.join(signature.parameters)}" if signature.parameters else "it takes none"
+        raise UserError(f"env.options: {getattr(kind, '__name__', kind)}: {error}; {takes}") from None
     except ValueError:
         pass
     return Factory(kind, **settings.options)
@@ -143,7 +167,10 @@ def _of_tools(settings: EnvSettings, tools: Sequence[Any]) -> Factory:
         from dapo_rl.envs.mcp_tools import mcp_tools
 
         loaded += [Tool(each.name, each.schema, each) for server in settings.mcp for each in mcp_tools(server)]
-    return Factory(type(tools_environment(loaded)), loaded)
+    environment = tools_environment(loaded)
+    factory = Factory(type(environment), loaded)
+    factory.tools = environment.schemas
+    return factory
 
 
 def _of_openenv(url: str, settings: EnvSettings) -> Factory:

@@ -175,8 +175,12 @@ def _explained(server: str, stderr: _Stderr) -> Iterator[None]:
         lines = stderr.tail().strip().splitlines()
         cause = _leaf(error)
         reason = f"no answer in {CONNECT_S:g} s" if isinstance(cause, TimeoutError) else one_line(cause)
+        if isinstance(cause, OSError) and cause.strerror:
+            reason = cause.strerror
         said = f"; it says: {one_line(printable(lines[-1]))}" if lines else ""
-        raise UserError(f"env.mcp: {one_line(server)} does not start as an MCP server: {reason}{said}") from None
+        raise UserError(
+            f"env.mcp: {one_line(server)} does not start as an MCP server, try it by itself: {reason}{said}"
+        ) from None
 
 
 def _transport(server: str, stderr: TextIO) -> Any:

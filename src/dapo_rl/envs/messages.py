@@ -82,8 +82,10 @@ class ToolCheck:
 
 
 def no_place(tokenizer: Any) -> UserError:
+    has_none = not getattr(tokenizer, "chat_template", None)
+    what = "{} has no chat template" if has_none else "the chat template of {} has no place for tools"
     return UserError(
-        f"env.tools: the chat template of {model_name(tokenizer)} has no place for tools; take a model that is trained "
+        f"env.tools: {what.format(model_name(tokenizer))}; take a model that is trained "
         "to call tools, or set env.tool_format if it knows a format and the prompts describe the tools"
     )
 

@@ -18,13 +18,13 @@ import pickle
 import queue
 import threading
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, Protocol
 
 from dapo_rl.config import EnvSettings
-from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, Observation, Opening
+from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, Observation, Opening, ToolSchema
 from dapo_rl.envs.service import (
     Operation,
     Result,
@@ -52,8 +52,12 @@ class Environments(Protocol):
     """The environments of a run, by the names of episodes. Calls return futures of results, or raise a UserError."""
 
     deterministic: bool
+    takes_tokens: bool
+    """Whether turns are given with their tokens."""
     has_state: bool
     """Whether the last observation of an episode has a state for reward functions."""
+    tools: Sequence[ToolSchema]
+    """The tools of all episodes, where they are known before one begins."""
 
     def new_key(self) -> str:
         """The name of a new episode."""
@@ -82,6 +86,7 @@ class EnvironmentPool:
     def __init__(self, factory: Callable[[], Any], settings: EnvSettings, name: str = "environment") -> None:
         kind = getattr(factory, "environment", factory)
         self.name, self.settings = name, settings
+        self.tools: Sequence[ToolSchema] = getattr(factory, "tools", ())
         self.deterministic = bool(getattr(kind, "deterministic", False))
         self.stateless = bool(getattr(kind, "stateless", False))
         self.takes_tokens = bool(getattr(kind, "takes_tokens", False))

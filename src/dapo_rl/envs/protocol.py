@@ -152,3 +152,11 @@ class EpisodeFailure:
 
 class ObservationTooLongError(Exception):
     """An environment answers with more than a policy could read: its episode ends."""
+
+
+class InvalidAnswerError(ValueError):
+    """An environment answers with something that it must not, such as the reward NaN: its episode ends."""
+
+
+class AgentError(Exception):
+    """An agent failed; one line says why. Its cause is the agent's own exception, if it raised one."""

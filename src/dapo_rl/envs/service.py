@@ -21,7 +21,15 @@ from typing import Any, Literal
 from dapo_rl.base.quote import TRACEBACK_LIMIT, describe, describe_traceback, shorten
 from dapo_rl.config import EnvSettings
 from dapo_rl.data.tasks import is_task
-from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, Observation, ObservationTooLongError, Opening
+from dapo_rl.envs.protocol import (
+    AgentError,
+    AssistantTurn,
+    EpisodeFailure,
+    InvalidAnswerError,
+    Observation,
+    ObservationTooLongError,
+    Opening,
+)
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt, Verdict
 from dapo_rl.workers import Service
@@ -115,7 +123,7 @@ def opening_of(prompt: Prompt, answer: Any) -> Opening:
     if isinstance(answer, Opening):
         return answer
     if answer is not None and not isinstance(answer, str):
-        raise TypeError(f"open returned {type(answer).__name__}; return an Opening, a text or None")
+        raise InvalidAnswerError(f"open returned {type(answer).__name__}; return an Opening, a text or None")
     return Opening(with_text(prompt_messages(prompt), answer or ""))
 
 
@@ -144,9 +152,11 @@ def observation_of(answer: Any) -> Observation:
     elif isinstance(answer, Verdict):
         answer = Observation(reward=answer.score, done=True, correct=answer.correct)
     if not isinstance(answer, Observation):
-        raise TypeError(f"returned {type(answer).__name__}; return an Observation, a text, or a number to end with")
+        raise InvalidAnswerError(
+            f"returned {type(answer).__name__}; return an Observation, a text, or a number to end with"
+        )
     if fault := _fault_of(answer):
-        raise ValueError(fault)
+        raise InvalidAnswerError(fault)
     if len(answer.text) > MAX_TEXT:
         raise ObservationTooLongError(f"answered with {len(answer.text):,} characters; the limit is {MAX_TEXT:,}")
     return answer
@@ -159,6 +169,11 @@ def failure_of(name: str, error: BaseException) -> EpisodeFailure | UserError:
         return EpisodeFailure("lost", str(error))
     if isinstance(error, MemoryError):
         return EpisodeFailure("crashed", f"{name} ran out of memory (env.memory_mb)")
+    if isinstance(error, AgentError):
+        own = error.__cause__
+        return EpisodeFailure("error", f"{error}\n{describe_traceback(own)}" if own is not None else str(error))
+    if isinstance(error, InvalidAnswerError):
+        return EpisodeFailure("error", f"{name}: {shorten(str(error))}")
     if isinstance(error, ObservationTooLongError):
         return EpisodeFailure("too_long", f"{name} {shorten(str(error))}")
     return EpisodeFailure("error", f"{name} raised {describe(error)}\n{describe_traceback(error)}")
@@ -191,20 +206,17 @@ class Host:
             environment = self._environment(key) if self._stateless else self._factory()
             self._environments["" if self._stateless else key] = environment
             self._prompts[key] = prompt
-            method = getattr(environment, "open", None)
-            return None if method is None else method(prompt, seed)
+            return _optional(environment, "open", prompt, seed)
         environment = self._environment(key)
         if operation == "step":
             return environment.step(*arguments)
         if operation == "result":
-            method = getattr(environment, "result", None)
-            return None if method is None else method()
+            return _optional(environment, "result")
         self._prompts.pop(key, None)
         if self._stateless:
             return None
         del self._environments[key]
-        method = getattr(environment, "close", None)
-        return None if method is None else method()
+        return _optional(environment, "close")
 
     def end(self, operation: Operation, key: str, value: Any) -> Result:
         """The result of a call from what the method returned."""
@@ -216,6 +228,12 @@ class Host:
 
     def failed(self, error: BaseException) -> Result:
         return failure_of(self._name, error)
+
+
+def _optional(environment: Any, name: str, *arguments: Any) -> Any:
+    """Calls a method, if there is one: an attribute of that name may also be a value of the environment's own."""
+    method = getattr(environment, name, None)
+    return method(*arguments) if callable(method) else None
 
 
 def _seed(seed: int) -> None:

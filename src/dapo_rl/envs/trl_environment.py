@@ -33,7 +33,7 @@ from dapo_rl.base.load import load_function
 from dapo_rl.base.quote import describe, shown
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.data.tasks import is_task
-from dapo_rl.envs.protocol import AssistantTurn, Observation, Opening
+from dapo_rl.envs.protocol import AssistantTurn, Observation, Opening, ToolSchema
 from dapo_rl.envs.service import opening_of
 from dapo_rl.envs.tools import Tool, load_tools, method_tools, tools_environment
 from dapo_rl.errors import UserError
@@ -144,6 +144,7 @@ class TRLEnvironments:
         self._arguments = (factory, tuple(tools))
         self.environment = self()
         """An example, which says whether it is asynchronous and deterministic."""
+        self.tools: Sequence[ToolSchema] = _schemas(factory, tools)
 
     def __call__(self) -> TRLEnvironment:
         return TRLEnvironment(*self._arguments)
@@ -228,6 +229,12 @@ def _factories(factory: Any) -> dict[Any, Factory]:
 def owns_reward(factory: Any) -> bool:
     """Whether an environment, or one of several, gives rewards."""
     return any(hasattr(class_of(each), "get_reward") for each in _factories(factory).values())
+
+
+def _schemas(factory: Any, tools: Sequence[Any]) -> list[ToolSchema]:
+    """The tools of one episode: those of the first environment, if there are several."""
+    kind = class_of(next(iter(_factories(factory).values())))
+    return [Tool.of(tool).schema for tool in (*tools, *_tools_of(kind))]
 
 
 def _is_async(factory: Any, tools: Sequence[Any]) -> bool:

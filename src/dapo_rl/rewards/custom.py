@@ -220,7 +220,8 @@ def signature_of(function: Callable[..., Any]) -> Literal["trl", "verl"] | None:
         names = inspect.signature(function).parameters
     except (TypeError, ValueError):
         return None
-    return "verl" if "solution_str" in names else "trl" if {"completions", "completion_ids"} & set(names) else None
+    of_trl = {"completions", "completion_ids", "environments"} & set(names)
+    return "verl" if "solution_str" in names else "trl" if of_trl else None
 
 
 def _conversation(prompt: Prompt, sample: Trajectory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -7,6 +7,7 @@ from typing import Any
 from dapo_rl.config import Config
 from dapo_rl.data.chat import encode
 from dapo_rl.envs.chat_format import ChatFormat, PlainText, chat_format
+from dapo_rl.envs.messages import QUESTION
 from dapo_rl.envs.pool import Environments
 from dapo_rl.rewards.custom import DEFAULT_THRESHOLD
 from dapo_rl.rollout.conversation import Conversations
@@ -21,6 +22,8 @@ def build_conversations(
     else:
         chat = chat_format(tokenizer, config.env.tool_format, config.data.chat_template_kwargs)
     chat.parse([])  # an unknown format is a mistake in the settings
+    if pool.tools:
+        chat.prompt([QUESTION], pool.tools)  # so is a model that cannot be told of them
     threshold = config.reward.threshold
     return Conversations(
         pool,

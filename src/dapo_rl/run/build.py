@@ -15,6 +15,7 @@ from dapo_rl.data.overlap import check_apart, shared_prompts
 from dapo_rl.data.sources import check_there
 from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.envs.build import build_environment, gives_rewards
+from dapo_rl.envs.python_tool import uncontained
 from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.load import compute_dtype, describe_model, saved_dtype, slow_dtype, stored_dtype, to_float32
 from dapo_rl.rewards import as_verifier, build_verifier
@@ -166,7 +167,7 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
         learners: tuple[Part, ...] = (policy,) if critic is None else (policy, critic)
         reward_state = SavedRewardState(verifier, config.train.steps)
         notes += [slow_dtype(loaded.dtype, device), workers.plan.note, policy.note, policy.save_note]
-        notes += [_idle_engines(config), _noisy_ratios(config)]
+        notes += [_idle_engines(config), _noisy_ratios(config), _not_contained(config)]
         return Run(
             config=config,
             model=model,
@@ -225,3 +226,10 @@ def _noisy_ratios(config: Config) -> str | None:
     if lora is None or not lora.dropout:
         return None
     return f"model.lora.dropout={lora.dropout:g}: updates have dropout and sampling has none, so ratios are noisy"
+
+
+def _not_contained(config: Config) -> str | None:
+    """A note if code that the policy writes can do harm."""
+    if "python" not in config.env.tools or not (open_to := uncontained()):
+        return None
+    return f"env.tools: the python tool runs the policy's code, which is not kept from: {', '.join(open_to)}"
