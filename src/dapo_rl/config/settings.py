@@ -137,6 +137,8 @@ class RunSettings(Section):
         settings["algo"] |= {"norm_length": self.norm_length, "proximal": self.algo.old_policy}
         settings["sampling"]["cap"] = self.sampling_cap
         settings["checkpoint"]["every"] = self.checkpoint_every
+        if self.env.given and "verifier" not in self.reward.model_fields_set:
+            del settings["reward"]["verifier"]  # where it is named, it judges beside the environment
         if self.has_critic:
             settings["critic"] |= {"lr": self.critic_lr, "pretrain_steps": self.pretrain_steps}
         return settings
