@@ -1,6 +1,7 @@
 """Environments that do in a call what its name says: hang, crash, flood, lie."""
 
 import asyncio
+import contextlib
 import ctypes
 import json
 import os
@@ -70,10 +71,8 @@ def forge(**row):
 
 
 def with_errors_ignored(call):
-    try:
+    with contextlib.suppress(OSError):
         call()
-    except OSError:
-        pass
 
 
 def raising(error):
@@ -89,11 +88,12 @@ def fork_and_return():
 
 
 def daemonize():
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(12321)"], start_new_session=True)
+    mark = os.environ["HOSTILE_MARK"]
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(12321)", mark], start_new_session=True)
     if os.fork() == 0:
         os.setsid()
         if os.fork() == 0:
-            os.execlp("sleep", "sleep", "12321")
+            os.execlp("sh", "sh", "-c", "sleep 12321; :", mark)
         os._exit(0)
     return 1.0
 
@@ -180,10 +180,8 @@ CALLS = {
 
 async def swallow_cancellation():
     while True:
-        try:
+        with contextlib.suppress(asyncio.CancelledError):
             await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            pass
 
 
 async def cancel_itself():
@@ -223,7 +221,13 @@ async def await_long():
     await asyncio.sleep(60)
 
 
+async def nap():
+    await asyncio.sleep(0.5)
+    return "go on"
+
+
 ASYNC_CALLS = {
+    "nap": (nap, None),
     "await": (await_long, "timeout"),
     "swallow cancellation": (swallow_cancellation, "timeout"),
     "cancel itself": (cancel_itself, "error"),

@@ -16,7 +16,7 @@ from dapo_rl.envs.protocol import EpisodeFailure
 
 pytestmark = pytest.mark.slow
 
-SECONDS = 2.0
+SECONDS = 4.0
 PLACES = ("open", "result", "close")
 ELSEWHERE = ("hang", "sleep", "exit", "kill", "fork", "close files", "garbage", "take memory", "bytes", "dict", "nan",
              "exit exception", "unspeakable", "long exception", "forged failure")  # fmt: skip
@@ -28,6 +28,7 @@ def pool_of(kind, **settings):
     settings = {"name": "x:y", "timeout_s": SECONDS, "memory_mb": 512} | settings
     output, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
+    mark = os.environ["HOSTILE_MARK"] = f"hostile-{os.getpid()}-{time.monotonic_ns()}"
     try:
         pool = EnvironmentPool(kind, EnvSettings(**settings))
     finally:
@@ -37,12 +38,8 @@ def pool_of(kind, **settings):
     with pool:
         yield pool
         supervisor = pool._supervisor.pid
-    assert not processes_of(supervisor)
-    assert not any(b"12321" in command for command in commands()), "a daemon is left"
-
-
-def processes_of(supervisor):
-    return Path(f"/proc/{supervisor}").exists()
+    assert not Path(f"/proc/{supervisor}").exists()
+    assert not any(mark.encode() in command for command in commands()), "a daemon is left"
 
 
 def commands():
@@ -147,20 +144,23 @@ def test_a_step_of_an_asynchronous_environment(asynchronous, name):
     """Others on the event loop go on, unless it is ended."""
     why = (CALLS | ASYNC_CALLS)[name][1]
     before, _ = opened(asynchronous, "nothing")
-    waiting, _ = opened(asynchronous, "await")
+    napping, _ = opened(asynchronous, "nap")
     key, opening = opened(asynchronous, name)
     assert reason(opening) is None
-    long = asynchronous.step(waiting, turn())
+    nap = asynchronous.step(napping, turn())
     result = wait(asynchronous.step(key, turn()))
     clean(result)
     assert reason(result) == why
-    assert reason(wait(asynchronous.step(before, turn()))) in (None, *(["lost"] if why in ("timeout", "crashed") else []))
-    assert reason(wait(long)) in ("timeout", "lost", "error" if name == "cancel all" else "timeout",
-                                  "crashed" if why == "crashed" else "timeout")  # fmt: skip
+    ended = name != "await" and why in ("timeout", "crashed")
+    others = {reason(wait(asynchronous.step(before, turn()))), reason(wait(nap))}
+    if name == "cancel all":
+        assert others <= {None, "error"}
+    else:
+        assert others <= ({None, "lost", "timeout", "crashed"} if ended else {None})
     after, opening = opened(asynchronous, "nothing")
     assert reason(opening) is None
     assert wait(asynchronous.step(after, turn("end"))).reward == 1.0
-    asynchronous.close_episodes([before, waiting, key, after])
+    asynchronous.close_episodes([before, napping, key, after])
     assert asynchronous.open_episodes == 0
 
 
@@ -177,12 +177,12 @@ def test_other_calls(request, kind, place):
             assert reason(wait(pool.result(key))) == why, name
         pool.close_episodes([key])
     assert pool.open_episodes == 0
-    good, opening = opened(pool, "nothing")
-    end = time.monotonic() + 60
-    while reason(opening) is not None and time.monotonic() < end:  # it may share a process with one that closes
-        good, opening = opened(pool, "nothing")
-    assert wait(pool.step(good, turn("end"))).reward == 1.0
-    pool.close_episodes([good])
+    reward, end = 0.0, time.monotonic() + 60
+    while not reward and time.monotonic() < end:  # it may share a process with one that closes
+        good, _ = opened(pool, "nothing")
+        reward = getattr(wait(pool.step(good, turn("end"))), "reward", 0.0)
+        pool.close_episodes([good])
+    assert reward == 1.0
 
 
 @pytest.mark.parametrize("kind", [Stateful, Stateless, Asynchronous])
