@@ -228,7 +228,7 @@ def differences(one: Path, other: Path) -> list[str]:
     if tables[0] != tables[1]:
         found.append(f"rollouts: {tables[0]} and {tables[1]}")
     for name in set(tables[0]) & set(tables[1]):
-        if rollout_rows(one / "rollouts" / name) != rollout_rows(other / "rollouts" / name):
+        if _rows(one / "rollouts" / name) != _rows(other / "rollouts" / name):
             found.append(f"rollouts/{name}")
     for folder in ("checkpoints", "model"):
         files = [
@@ -238,7 +238,12 @@ def differences(one: Path, other: Path) -> list[str]:
         for path in files[0] & files[1]:
             if path.name == "manifest.json":  # the checksum of a file with times in it
                 continue
-            readers = {"progress.json": _without_times, "log.json": _without_times, ".metadata": _without_identity}
+            readers = {
+                "progress.json": _without_times,
+                "log.json": _without_times,
+                ".metadata": _without_identity,
+                "trajectories.parquet": _rows,
+            }
             read = readers.get(path.name, Path.read_bytes)
             if read(one / path) != read(other / path):
                 found.append(str(path))
@@ -246,11 +251,12 @@ def differences(one: Path, other: Path) -> list[str]:
     return sorted([*found, *(f"left over: {path.relative_to(other)}" for path in leftovers)])
 
 
-def rollout_rows(path: Path) -> list[str]:
-    """Its rows without times, as text, since NaN is not equal to itself."""
+def _rows(path: Path) -> list[str]:
+    """Rows of rollouts or saved trajectories without times, as text, since NaN is not equal to itself."""
     rows = pq.read_table(path).to_pylist()
     for row in rows:
-        row.pop("env_wait_s", None)
+        for name in ("env_wait_s", "scalars/env_wait_s"):
+            row.pop(name, None)
         for turn in row.get("turns") or ():
             del turn["seconds"]
     return [repr(row) for row in rows]
