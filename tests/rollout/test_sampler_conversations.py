@@ -218,8 +218,7 @@ def test_groups_with_a_failed_episode_are_dropped():
 def test_an_environment_that_fails_too_often_stops_the_run():
     sampler = sampler_of(Fragile, Prompts(), ScriptedEngine(turns), max_error_share=0.0)
     with pytest.raises(UserError) as error:
-        for _ in range(5):
-            sampler.fill(3)
+        [sampler.fill(3) for _ in range(5)]
     assert "\n" not in str(error.value)
     assert "more than env.max_error_share 0 allows; the first failure: error: environment raised RuntimeError" in str(
         error.value

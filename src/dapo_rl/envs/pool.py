@@ -13,10 +13,12 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
+import math
 import os
 import pickle
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -317,6 +319,7 @@ class _SharedLoop:
             queue.SimpleQueue()
         )
         self._waiting: dict[int, Future[Result]] = {}
+        self._started: dict[int, float] = {}
         self._numbers = itertools.count(1)
         self._thread: threading.Thread | None = None
         self._stopped = False
@@ -372,10 +375,17 @@ class _SharedLoop:
             if ends == "memory":
                 client.kill()
                 self._lose("lost", "its process ran out of memory by the call of another episode (env.memory_mb)")
-            elif ends:
+            elif ends or self._is_late():
                 client.kill()
                 limit_s = self._settings.timeout_s
                 self._lose("timeout", f"blocked the event loop for more than {limit_s:g} s (env.timeout_s)")
+
+    def _is_late(self) -> bool:
+        """Whether the process has said nothing of a call whose time is over, for example as user code wrote to its
+        socket."""
+        self._started = {number: self._started[number] for number in self._waiting}
+        first = min(self._started.values(), default=math.inf)
+        return time.monotonic() - first > self._settings.timeout_s + 2 * CALL_GRACE_S
 
     def _new_calls(self) -> list[tuple[int, Operation, str, tuple[Any, ...]]]:
         """The calls that came since the last time; waits for one if no other call is being made."""
@@ -391,7 +401,7 @@ class _SharedLoop:
             waits = False
             operation, key, arguments, future = call
             number = next(self._numbers)
-            self._waiting[number] = future
+            self._waiting[number], self._started[number] = future, time.monotonic()
             new.append((number, operation, key, arguments))
 
     def _lose(self, reason: FailureReason, detail: str) -> None:
