@@ -13,10 +13,12 @@ from __future__ import annotations
 import inspect
 import itertools
 import json
+import math
 import os
 import pickle
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,8 +26,9 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from dapo_rl.config import EnvSettings
-from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, Observation, Opening, ToolSchema
+from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, FailureReason, Observation, Opening, ToolSchema
 from dapo_rl.envs.service import (
+    AtWork,
     Operation,
     Result,
     decode_result,
@@ -45,7 +48,7 @@ MOST_THREADS = 4096
 EXCHANGE_S = 0.01
 """How long a process with asynchronous environments waits for results before it takes new calls."""
 CALL_GRACE_S = 2.0
-"""Time beyond the limit of a call for the event loop to cancel it."""
+"""Time beyond the limit of a call for the process to say that its event loop is blocked."""
 
 
 class Environments(Protocol):
@@ -93,11 +96,12 @@ class EnvironmentPool:
         self.has_state = bool(getattr(kind, "has_state", False))
         self.is_async = is_async(kind)
         self._opens = hasattr(kind, "open")
-        service = environment_service(factory, name, settings, self.stateless, self.is_async)
+        at_work = AtWork(settings.workers or 1) if self.is_async else None
+        service = environment_service(factory, name, settings, self.stateless, at_work)
         self._supervisor = Supervisor(service)  # before any threads start
         self._calls: _SharedLoops | _Processes
-        if self.is_async:
-            self._calls = _SharedLoops(self._supervisor, settings)
+        if at_work is not None:
+            self._calls = _SharedLoops(self._supervisor, settings, at_work)
         else:
             self._calls = _Processes(self._supervisor, settings, self.stateless, self.deterministic)
         self._keys = itertools.count()
@@ -162,11 +166,21 @@ def _at_hand(result: Result) -> Future[Result]:
 
 
 def _decode(data: bytearray) -> tuple[Result, bool]:
+    row = _parse(data)
+    return decode_result(row), row.get("exhausted") is True
+
+
+def _parse(data: bytearray) -> dict[str, Any]:
+    """A reply as a dict whose strings can be encoded."""
     try:
         row = json.loads(data)
-        return decode_result(row), row.get("exhausted") is True
-    except (ValueError, AttributeError, RecursionError):
+        if b"\\u" in data:  # only so can a lone surrogate be written
+            row = json.loads(json.dumps(row, ensure_ascii=False).encode("utf-8", "replace"))
+    except (ValueError, RecursionError):
         raise CorruptReplyError from None
+    if not isinstance(row, dict):
+        raise CorruptReplyError
+    return row
 
 
 class _Process:
@@ -200,7 +214,8 @@ class _Processes:
             self._episodes.setdefault(key, None)
 
     def call(self, operation: Operation, key: str, arguments: tuple[Any, ...]) -> Future[Result]:
-        self.begin(key)
+        if operation == "open":
+            self.begin(key)
         return self._threads.submit(self._call, operation, key, arguments)
 
     def close(self, key: str) -> None:
@@ -215,10 +230,13 @@ class _Processes:
     def stop(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _process_of(self, key: str) -> tuple[_Process, bool]:
-        """The process of an episode, or for a new one that with the fewest episodes; and whether it is new there."""
+    def _process_of(self, key: str) -> tuple[_Process | None, bool]:
+        """The process of an episode, or for a new one that with the fewest episodes; and whether it is new there. None
+        if the episode was given up."""
         with self._lock:
-            process = self._episodes.get(key)
+            if key not in self._episodes:
+                return None, False
+            process = self._episodes[key]
             if process is not None:
                 return process, False
             process = min(self._processes, key=lambda each: len(each.episodes), default=None)
@@ -226,13 +244,15 @@ class _Processes:
                 process = _Process(WorkerClient(self._supervisor, self._settings.timeout_s))
                 self._processes.append(process)
             process.episodes.add(key)
-            if not self._stateless and key in self._episodes:
+            if not self._stateless:
                 self._episodes[key] = process
             return process, True
 
     def _call(self, operation: Operation, key: str, arguments: tuple[Any, ...]) -> Result:
         body = encode_step(operation, key, *arguments)
         process, is_new = self._process_of(key)
+        if process is None:
+            return EpisodeFailure("lost", "the episode was given up")
         result: Result
         try:
             with process.lock:
@@ -267,7 +287,9 @@ class _Processes:
         except WorkerGoneError:
             return EpisodeFailure("lost", "")
         except WorkerFailedError as error:
-            return EpisodeFailure("timeout" if error.status == "timeout" else "crashed", str(error))
+            if error.status == "timeout":
+                return EpisodeFailure("timeout", f"not answered within {self._settings.timeout_s:g} s (env.timeout_s)")
+            return EpisodeFailure("crashed", str(error))
         except UserError as error:
             return error
 
@@ -289,8 +311,8 @@ class _Processes:
 class _SharedLoops:
     """Processes with an event loop each, which episodes share."""
 
-    def __init__(self, supervisor: Supervisor, settings: EnvSettings) -> None:
-        self._hosts = [_SharedLoop(supervisor, settings) for _ in range(settings.workers or 1)]
+    def __init__(self, supervisor: Supervisor, settings: EnvSettings, at_work: AtWork) -> None:
+        self._hosts = [_SharedLoop(supervisor, settings, at_work, i) for i in range(settings.workers or 1)]
         self._next = itertools.cycle(self._hosts)
         self._episodes: dict[str, _SharedLoop] = {}
 
@@ -302,8 +324,11 @@ class _SharedLoops:
         self._episodes.setdefault(key, next(self._next))
 
     def call(self, operation: Operation, key: str, arguments: tuple[Any, ...]) -> Future[Result]:
-        self.begin(key)
-        return self._episodes[key].call(operation, key, arguments)
+        if operation == "open":
+            self.begin(key)
+        if (host := self._episodes.get(key)) is None:
+            return _at_hand(EpisodeFailure("lost", "the episode was given up"))
+        return host.call(operation, key, arguments)
 
     def close(self, key: str) -> None:
         if (host := self._episodes.pop(key, None)) is not None:
@@ -317,13 +342,15 @@ class _SharedLoops:
 class _SharedLoop:
     """The run's side of a process with an event loop: a thread hands over calls, and collects results."""
 
-    def __init__(self, supervisor: Supervisor, settings: EnvSettings) -> None:
+    def __init__(self, supervisor: Supervisor, settings: EnvSettings, at_work: AtWork, index: int) -> None:
         self._supervisor, self._settings = supervisor, settings
+        self._at_work, self._index = at_work, index
         self._calls: queue.SimpleQueue[tuple[Operation, str, tuple[Any, ...], Future[Result]] | None] = (
             queue.SimpleQueue()
         )
         self._waiting: dict[int, Future[Result]] = {}
-        self._numbers = itertools.count()
+        self._started: dict[int, float] = {}
+        self._numbers = itertools.count(1)
         self._thread: threading.Thread | None = None
         self._stopped = False
 
@@ -341,17 +368,26 @@ class _SharedLoop:
         self._calls.put(None)
 
     def _exchange(self) -> None:
+        try:
+            self._exchange_all()
+        finally:
+            self._stopped = True
+            self._calls.put(None)
+            self._new_calls()
+            self._fail(RuntimeError("the environments are closed"))
+
+    def _exchange_all(self) -> None:
         client = WorkerClient(self._supervisor, self._settings.timeout_s + CALL_GRACE_S)
         while not self._stopped:
             new = self._new_calls()
             if not new and not self._waiting:
                 continue
-            body = pickle.dumps((new, EXCHANGE_S), pickle.HIGHEST_PROTOCOL)
+            body = pickle.dumps((self._index, new, EXCHANGE_S), pickle.HIGHEST_PROTOCOL)
             try:
-                finished = client.call(body, _decode_all)
+                finished, ends = client.call(body, _decode_all)
                 self._supervisor.call_went_well()
             except WorkerFailedError as error:
-                self._fail(EpisodeFailure("timeout" if error.status == "timeout" else "crashed", str(error)))
+                self._lose("timeout" if error.status == "timeout" else "crashed", str(error))
                 continue
             except BaseException as error:
                 self._fail(error)
@@ -366,6 +402,20 @@ class _SharedLoop:
                     future.set_exception(result)
                 else:
                     future.set_result(result)
+            if ends == "memory":
+                client.kill()
+                self._lose("lost", "its process ran out of memory by the call of another episode (env.memory_mb)")
+            elif ends or self._is_late():
+                client.kill()
+                limit_s = self._settings.timeout_s
+                self._lose("timeout", f"blocked the event loop for more than {limit_s:g} s (env.timeout_s)")
+
+    def _is_late(self) -> bool:
+        """Whether the process has said nothing of a call whose time is over, for example as user code wrote to its
+        socket."""
+        self._started = {number: self._started[number] for number in self._waiting}
+        first = min(self._started.values(), default=math.inf)
+        return time.monotonic() - first > self._settings.timeout_s + 2 * CALL_GRACE_S
 
     def _new_calls(self) -> list[tuple[int, Operation, str, tuple[Any, ...]]]:
         """The calls that came since the last time; waits for one if no other call is being made."""
@@ -381,25 +431,35 @@ class _SharedLoop:
             waits = False
             operation, key, arguments, future = call
             number = next(self._numbers)
-            self._waiting[number] = future
+            self._waiting[number], self._started[number] = future, time.monotonic()
             new.append((number, operation, key, arguments))
 
-    def _fail(self, error: EpisodeFailure | BaseException) -> None:
-        """Ends all calls. The process is gone, and with it its episodes."""
+    def _lose(self, reason: FailureReason, detail: str) -> None:
+        """Ends all calls, as the process has ended, by the one that it was working at, if that is known."""
+        guilty = self._waiting.pop(self._at_work.get(self._index), None)
+        self._at_work.set(self._index, 0)
+        if guilty is not None:
+            guilty.set_result(EpisodeFailure(reason, detail))
+            reason, detail = "lost", f"its process was ended by the call of another episode: {detail}"
         waiting, self._waiting = self._waiting, {}
         for future in waiting.values():
-            if isinstance(error, EpisodeFailure):
-                future.set_result(error)
-            else:
-                future.set_exception(error)
+            future.set_result(EpisodeFailure(reason, detail))
+
+    def _fail(self, error: BaseException) -> None:
+        """Ends all calls, and the run."""
+        waiting, self._waiting = self._waiting, {}
+        for future in waiting.values():
+            future.set_exception(error)
 
 
-def _decode_all(data: bytearray) -> dict[int, Result]:
+def _decode_all(data: bytearray) -> tuple[dict[int, Result], str]:
+    """The results of calls, and why the process has to be killed, if it has to be."""
+    row = _parse(data)
     try:
-        rows = json.loads(data)
-        return {int(number): decode_result(row) for number, row in rows.items()}
-    except (ValueError, AttributeError, RecursionError):
+        results = {int(number): decode_result(result) for number, result in row["results"].items()}
+    except (ValueError, AttributeError, KeyError):
         raise CorruptReplyError from None
+    return results, str(row.get("ends", ""))
 
 
 __all__ = ["EnvironmentPool", "Observation", "Opening", "is_async"]

@@ -16,16 +16,20 @@ from typing import Any
 
 import numpy as np
 
+from dapo_rl.base.quote import describe
 from dapo_rl.config import EnvSettings
 from dapo_rl.engines.protocol import Request
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.envs.chat_format import ChatFormat
 from dapo_rl.envs.pool import Environments
 from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, Message, Observation, Opening, ToolSchema
+from dapo_rl.errors import UserError
 from dapo_rl.types import FinishReason, Prompt, Trajectory, Turn, Verdict, VerdictStatus
 
 Result = Opening | Observation | EpisodeFailure
 Replay = Generator[Future[Any], Any, tuple[bool, Future[Any] | None]]
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+"""What chat templates and tokenizers raise for messages that they do not expect."""
 STATUS: Mapping[str, VerdictStatus] = {"timeout": "timeout"}
 
 
@@ -135,7 +139,10 @@ class Conversations:
         messages = result.messages
         if self._system and messages and messages[0].get("role") != "system":
             result = replace(result, messages=({"role": "system", "content": self._system}, *messages))
-        self._begin(conversation, result)
+        try:
+            self._begin(conversation, result)
+        except UNREADABLE as error:
+            self._fail(conversation, EpisodeFailure("error", f"its messages cannot be rendered: {describe(error)}"))
 
     def _begin(self, conversation: Conversation, opening: Opening) -> None:
         """Begins a trajectory."""
@@ -233,7 +240,10 @@ class Conversations:
         if conversation.turns >= self._settings.max_turns:
             return self.end(conversation, "turns")
         before, forks = conversation.trajectory, len(conversation.forks)
-        self._observe(conversation, result, waited)
+        try:
+            self._observe(conversation, result, waited)
+        except (UserError, *UNREADABLE) as error:
+            self._fail(conversation, EpisodeFailure("error", f"its messages cannot be rendered: {describe(error)}"))
         if conversation.verdict is None and self._room(conversation) <= 0:
             # The policy does not see what it cannot answer.
             conversation.trajectory, conversation.forks = before, conversation.forks[:forks]

@@ -401,6 +401,8 @@ class Episodes:
             flight = each.flight
             if flight.conversations:
                 assert self.conversations is not None
+                for conversation in flight.conversations:  # names of an earlier load may still be closing
+                    conversation.key = self.conversations.pool.new_key()
                 lost = each.replay(self.conversations, pending)
                 finished, partial = finished + lost.finished, partial + lost.partial
             by_name |= dict.fromkeys(flight.turns if flight.conversations else (flight.request.id,), flight)

@@ -13,6 +13,7 @@ import struct
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable
 
 from dapo_rl.errors import UserError
@@ -36,6 +37,11 @@ OUT_OF_SHARED_MEMORY, OUT_OF_MEMORY = -1, -2
 """Returned instead of the wait status of a worker that its fork server, or the kernel, killed for its memory."""
 SLACK = 32 << 20
 """Allowance of a control group beyond its limit, for page tables and the like."""
+
+
+_run_ends: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+"""The run's ends of all sockets to supervisors, fork servers and workers, which the workers of another service must not
+inherit: user code could write to them."""
 
 
 class ForkServerGoneError(Exception):
@@ -65,9 +71,11 @@ class Supervisor:
             self.pid = os.fork()
         if self.pid == 0:
             with processes.ends_here():
-                self._channel.close()
+                for end in [self._channel, *_run_ends]:
+                    end.close()
                 _supervise(theirs, service, run, self._groups)
         theirs.close()
+        _run_ends.add(self._channel)
         self._start()
 
     def spawn(self) -> Worker:
@@ -81,6 +89,7 @@ class Supervisor:
             if pid < 0:
                 raise OSError(-pid, f"a worker for the {self.service.name} cannot be forked: {os.strerror(-pid)}")
             worker = Worker(pid, generation, ours)
+            _run_ends.add(ours)
             ours.settimeout(START_S)
             if ours.recv(1) != READY:  # wait here, so that its start does not count towards the first call's time
                 self.kill(worker)
@@ -133,6 +142,7 @@ class Supervisor:
             ours.close()
             raise OSError(-pid, f"the {self.service.name}'s processes cannot be forked: {os.strerror(-pid)}")
         self._server, self.server_pid = ours, pid
+        _run_ends.add(ours)
 
     def _ask(self, request: bytes, pid: int, end: socket.socket | None = None) -> int:
         if self._server is None:
