@@ -16,11 +16,14 @@ from dapo_rl.recipes import find_recipe, measured, packaged_name, packaged_recip
 from dapo_rl.rewards import build_verifier
 
 VERDICTS = {
+    "calculator": "algorithm conformant, ",
     "dapo-math-qwen2.5-32b": "conformant: every row matches the paper",
     "demo": "algorithm conformant, ",
+    "gsm8k-python-qwen2.5-1.5b": "algorithm conformant, ",
     "gsm8k-qwen2.5-0.5b": "algorithm conformant, ",
     "gsm8k-qwen2.5-1.5b": "algorithm conformant, ",
     "gsm8k-smollm2-135m": "algorithm conformant, ",
+    "guess": "algorithm conformant, ",
     "lab/clip-higher": "not DAPO: ",  # the baseline of an experiment has no technique
     "lab/dynamic-sampling": "not DAPO: ",
     "lab/overlong-filtering": "not DAPO: ",

@@ -157,11 +157,11 @@ def test_reset_gets_the_columns_it_names():
 
 
 def test_a_row_without_a_prompt():
-    nothing = Prompt("9", "task 3", np.array([1]), columns={"task": 3})
+    nothing = Prompt("9", "3", np.array([1]), columns={"task": 3, "split": "train"})
     env = TRLEnvironment(IncrementEnv)
     (message,) = env.open(nothing, seed=1).messages
     assert message == {"role": "user", "content": f"Increment the counter by {env._instance.target}."}
-    assert env._instance.row == {"task": 3}
+    assert env._instance.row == {"task": 3, "split": "train"}
 
     class Silent(IncrementEnv):
         def reset(self, **row): ...

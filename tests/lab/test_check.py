@@ -69,11 +69,11 @@ def test_the_papers_recipe_is_conformant_in_every_row():
 
 
 FLIPS = [
-    ("env.name", "mine.py:Wordle", {"Environment"}),
+    ("env.name", "mine.py:Wordle", {"Environment", "Rule-based reward"}),
     ("env.options", {"size": 3}, {"Environment"}),
     ("env.tools", ["mine.py:search"], {"Environment"}),
     ("env.mcp", ["server"], {"Environment"}),
-    ("env.agent", "mine.py:solve", {"Environment"}),
+    ("env.agent", "mine.py:solve", {"Environment", "Rule-based reward"}),
     ("env.tool_format", "hermes", {"Environment"}),
     ("env.max_turns", 3, {"Environment"}),
     ("env.max_turn_tokens", 100, {"Environment"}),
@@ -188,8 +188,9 @@ def test_a_switch_changes_the_rows_it_belongs_to_and_no_other(key, value, compon
         if not row.same:
             assert row.meaning
             assert row.recipe != row.paper
-            # The responses of an update follow from the prompts and the group size too, updates from mini-batches.
-            assert key in row.keys or row.component in {"Updates per step", "Length of the run"}
+            # The responses of an update follow from the prompts and the group size too, updates from mini-batches, and
+            # an environment gives the rewards.
+            assert key in row.keys or row.component in {"Updates per step", "Length of the run", "Rule-based reward"}
 
 
 @pytest.mark.parametrize(

@@ -310,7 +310,7 @@ def test_json_has_everything():
     assert [len(row["answers"]) for row in document["rows"]] == [2, 2]
     assert set(document["rows"][0]["answers"][0]) == {
         *("text", "status", "answer", "score", "length_penalty", "reward", "finish_reason", "tokens", "detail"),
-        *("parts", "extra"),
+        *("parts", "extra", "turns", "messages"),
     }
     assert [finding["level"] for finding in document["findings"]] == [finding.level for finding in result.findings]
 

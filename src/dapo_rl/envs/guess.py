@@ -19,7 +19,7 @@ class Guess:
 
     deterministic = True
 
-    def __init__(self, most: int = 15, guesses: int = 4) -> None:
+    def __init__(self, most: int = 7, guesses: int = 3) -> None:
         self._most, self._guesses = most, guesses
         self._number = 0
 

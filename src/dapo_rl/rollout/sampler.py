@@ -409,7 +409,8 @@ class Sampler:
         if self._episodes.conversations is None or len(builder.sampled) < self._settings.prompts_per_step:
             return
         pairs = [pair for group in builder.sampled for pair in zip(group.samples, group.verdicts, strict=True)]
-        failures = [verdict.detail for sample, verdict in pairs if sample.scalars.get("env_failed")]
+        details = [verdict.detail for sample, verdict in pairs if sample.scalars.get("env_failed")]
+        failures = [detail for detail in details if not detail.startswith("lost:")]  # it was another episode's fault
         share = self._episodes.conversations.max_error_share
         if len(failures) > share * len(pairs):
             line, _, traceback = failures[0].partition("\n")
