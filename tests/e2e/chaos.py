@@ -278,7 +278,7 @@ def _strip(value: object) -> object:
     if isinstance(value, dict):
         if value.keys() == {"lines", "bytes"}:
             return value["lines"]
-        aside = ("timing_s/", "perf/", "engine/", "rank/", "wall_seconds", "paths")
+        aside = ("timing_s/", "perf/", "engine/", "rank/", "env/wait_s", "wall_seconds", "paths")
         return {key: _strip(inner) for key, inner in value.items() if not key.startswith(aside)}
     # As text, since NaN is not equal to itself.
     return [_strip(inner) for inner in value] if isinstance(value, list) else repr(value)
