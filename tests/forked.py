@@ -129,6 +129,11 @@ class Server:
         self._channel, self._process, self._lock = channel, process, threading.Lock()
         _read(channel, len(_READY))
 
+    @property
+    def has_ended(self) -> bool:
+        """Also a command that writes to each of its open files can end it."""
+        return self._process is not None and self._process.poll() is not None
+
     def start(self, command: Command, streams: list[int]) -> int:
         message = pickle.dumps(command)
         with self._lock, _adopting():
@@ -142,7 +147,7 @@ _started: list[tuple[int, Server]] = []
 
 def _server() -> Server:
     """This process's own server."""
-    if not _started or _started[-1][0] != os.getpid():
+    if not _started or _started[-1][0] != os.getpid() or _started[-1][1].has_ended:
         ours, theirs = socket.socketpair()
         words = [sys.executable, __file__, str(theirs.fileno())]
         environment = os.environ | ONE_THREAD

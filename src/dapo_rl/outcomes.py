@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
+from dapo_rl.palette import BLACK, BLUE, BROWN, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, YELLOW
 
 Outcome = Literal[
     "kept",
@@ -109,7 +109,7 @@ OUTCOMES: dict[str, OutcomeInfo] = {
         "verifier error", "group", "#b03a48", "bad", BLACK, "Dropped: the verifier failed on a sample."
     ),
     "environment_error": OutcomeInfo(
-        "environment error", "group", "#8f4a9c", "bad", BLACK, "Dropped: the environment of an episode failed."
+        "environment error", "group", "#8f4a9c", "bad", BROWN, "Dropped: the environment of an episode failed."
     ),
     "surplus": OutcomeInfo("surplus", "group", "#c9a24b", ink=SKY, why="Dropped: the batch was full already."),
     "stale": OutcomeInfo(

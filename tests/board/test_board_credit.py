@@ -36,7 +36,7 @@ def test_values_and_advantages_of_tokens(tmp_path):
     assert client.get("/api/group?run=a&step=1&draw=10").json()["samples"][0]["value"] == list(VALUES)
     # Their lists are no columns of the downloads, and not unknown ones either.
     header, *_ = client.get("/api/rows.csv?run=a&step=1").text.splitlines()
-    assert header.endswith(",prompt,response")
+    assert header.endswith(",prompt,response,messages")
 
 
 def test_values_of_tokens_that_share_a_character_and_of_an_environment(tmp_path):

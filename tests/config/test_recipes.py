@@ -49,7 +49,8 @@ def test_a_recipe_is_sound(name):
     assert len(measured(text)) > 8
     config = Config.load(name)
     assert conformance(config).verdict.startswith(VERDICTS[name])
-    build_verifier(config.reward)
+    if config.reward.verifier is not None:
+        build_verifier(config.reward)
     if "smollm2" in name:
         assert config.model.name in PRETRAINED
 

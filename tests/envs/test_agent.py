@@ -480,15 +480,15 @@ def test_smolagents():
 
 def test_a_function_from_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine.py").write_text(
+    (tmp_path / "solver_of_test.py").write_text(
         "class Solver:\n"
         "    async def __call__(self, task, client):\n"
         "        await client.chat.completions.create(model='m', messages=task['messages'])\n"
         "        return 1\n"
         "solve = Solver()\n"
     )
-    assert run(play(AgentEnvironment("mine.py:solve"), "5"))[-1].reward == 1.0
-    assert run(play(AgentEnvironment("mine:solve"), "5"))[-1].reward == 1.0
+    assert run(play(AgentEnvironment("solver_of_test.py:solve"), "5"))[-1].reward == 1.0
+    assert run(play(AgentEnvironment("solver_of_test:solve"), "5"))[-1].reward == 1.0
     with pytest.raises(UserError, match="no such file"):
         AgentEnvironment("other.py:solve")
 

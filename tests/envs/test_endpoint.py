@@ -155,7 +155,8 @@ def test_the_sdk_streams():
     assert chunks[2].usage.completion_tokens == 1
 
     async def accumulate(client):
-        async with client.chat.completions.stream(model="m", messages=[USER], tools=[ADD]) as stream:
+        strict = ADD | {"function": ADD["function"] | {"strict": True}}  # which OpenAI's client wants here
+        async with client.chat.completions.stream(model="m", messages=[USER], tools=[strict]) as stream:
             return await stream.get_final_completion()
 
     message = ask_sdk(Policy(CALL), accumulate).choices[0].message

@@ -175,7 +175,8 @@ def test_other_calls(request, kind, place):
         if place == "open":
             assert reason(opening) == ("error" if name == "fork" else why), name
         elif place == "result":
-            assert reason(wait(pool.result(key))) == why, name
+            forged = {"crashed", "timeout"} if name.startswith("forged") else set()
+            assert reason(wait(pool.result(key))) in {why} | forged, name
         pool.close_episodes([key])
     assert pool.open_episodes == 0
     reward, end = 0.0, time.monotonic() + 60

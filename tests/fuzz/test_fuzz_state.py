@@ -79,7 +79,7 @@ def begun(tmp_path_factory):
         judged_after.add(trainer._run.progress.step)
         observe(*arguments)
 
-    trainer.stop_requested = lambda: 1 in judged_after and len(trainer._run.sampler._episodes.generating) > 0
+    trainer.stop_requested = lambda: 1 in judged_after and trainer._run.sampler._episodes.generating
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()):
         patch.setattr(Acceptance, "observe", observe_and_note)
         trainer.train()

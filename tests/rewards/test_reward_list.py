@@ -67,7 +67,6 @@ def test_a_single_name_in_a_list_is_the_name():
         ("[math, {exact: 0.2}]", "cannot read {'exact': 0.2}; an entry is a name or {verifier: NAME, weight: 0.5}"),
         ("{math: 1, exact: 0.2}", "expected a name or a list, got {'math': 1, 'exact': 0.2}; an entry is a name or"),
         ("true", "expected a name or a list, got True; an entry is a name or {verifier: NAME, weight: 0.5}"),
-        ("null", "expected a name or a list, got None; an entry is a name or"),
         ("[]", "the list is empty; an entry is a name or {verifier: NAME, weight: 0.5}"),
         ("[{verifier: math, weight: 0}, {verifier: exact, weight: 0}]", "every weight is 0, so every reward is 0"),
     ],

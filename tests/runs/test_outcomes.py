@@ -59,7 +59,7 @@ def test_the_document_of_the_ledger_has_every_column():
 def test_the_ledger_has_no_other_columns():
     ledger, one = Ledger(), SimpleNamespace(tokens=1)
     dropped_groups = [(one, outcome) for outcome in get_args(Outcome) if outcome != "kept"]
-    fill = SimpleNamespace(tokens_generated=10, tokens_cancelled=1, dropped=dropped_groups)
+    fill = SimpleNamespace(tokens_generated=11, tokens_cancelled=1, tokens_restarted=1, dropped=dropped_groups)
     samples = tuple(Trajectory([1], loss_mask=in_loss) for in_loss in (True, False))
     ledger.add(fill, Batch((Group(0, make_prompt("p"), samples, ()),)))
     ledger = ledger.with_failed(FailedBatch(SampledBatch((), (), ()), ()))

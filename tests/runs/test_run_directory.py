@@ -209,7 +209,7 @@ def test_rollouts_have_what_a_critic_gave_to_each_token(run):
     first, second, *dropped = pq.read_table(run.rollout(1)).to_pylist()
     assert first["values"] == pytest.approx([0.25, math.nan, 0.5], nan_ok=True)
     assert first["advantages"] == pytest.approx([0.5, math.nan, -0.25], nan_ok=True)
-    assert first["advantage"] == pytest.approx(0.25 / 3)
+    assert first["advantage"] == pytest.approx(0.25 / 2)  # of the tokens that the policy wrote
     for row in (second, *dropped):
         assert row["values"] is row["advantages"] is None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from dapo_rl.engine_specs import ENGINES
 from dapo_rl.engines.protocol import Completion, Engine, EngineInputs, Request
 from dapo_rl.errors import DivergedError, NonFiniteError, UserError
 from dapo_rl.models.weights import WeightSource
-from dapo_rl.types import FinishReason, Trajectory
+from dapo_rl.types import Trajectory
 
 ENGINE_METHODS = ("submit", "poll", "cancel", "receive", "take_unfinished")
 ROUNDING = 1e-3
@@ -155,7 +155,7 @@ class CustomEngine(Engine):
             return "log-probabilities that are not finite and at most 0"
         if sample.versions.min() < 0 or sample.versions.max() > self.version:
             return f"versions outside 0 to {self.version}, the engine's own"
-        reasons = get_args(FinishReason)
+        reasons = ("stop", "length")
         if not isinstance(sample.text, str) or sample.finish_reason not in reasons:
             found = f"text {type(sample.text).__name__} and finish_reason {sample.finish_reason!r}"
             return f"{found}; they are str, and {' or '.join(reasons)}"
