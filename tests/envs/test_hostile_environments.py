@@ -171,12 +171,12 @@ def test_other_calls(request, kind, place):
     pool = request.getfixturevalue(kind)
     for name in ELSEWHERE:
         key, opening = opened(pool, f"{place}:{name}")
-        why = CALLS[name][1]
+        # The run ignores a forged reply, or takes it for corrupt.
+        why = {"crashed", "timeout"} if name.startswith("forged") else {CALLS[name][1]}
         if place == "open":
-            assert reason(opening) == ("error" if name == "fork" else why), name
+            assert reason(opening) in ({"error"} if name == "fork" else why), name
         elif place == "result":
-            forged = {"crashed", "timeout"} if name.startswith("forged") else set()
-            assert reason(wait(pool.result(key))) in {why} | forged, name
+            assert reason(wait(pool.result(key))) in why, name
         pool.close_episodes([key])
     assert pool.open_episodes == 0
     reward, end = 0.0, time.monotonic() + 60
