@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hostile import ASYNC_CALLS, CALLS, Asynchronous, Stateful, Stateless
+from hostile import ASYNC_CALLS, CALLS, SPARED, Asynchronous, Stateful, Stateless
 from support import make_prompt
 
 from dapo_rl.config import EnvSettings
@@ -28,6 +28,9 @@ def pool_of(kind, **settings):
     settings = {"name": "x:y", "timeout_s": SECONDS, "memory_mb": 512} | settings
     output, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            SPARED.add(os.fstat(int(number)).st_ino)
     mark = os.environ["HOSTILE_MARK"] = f"hostile-{os.getpid()}-{time.monotonic_ns()}"
     try:
         pool = EnvironmentPool(kind, EnvSettings(**settings))

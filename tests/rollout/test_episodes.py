@@ -221,6 +221,24 @@ def test_a_group_is_there_once_however_many_of_its_episodes_wait(game):
     assert 2 in seen
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_group_that_the_last_answer_ends_is_judged_with_the_others(game, waits):
+    """Otherwise it would be in no step: neither unfinished nor judged."""
+    episodes = episodes_of(game, waits=waits, max_turns=1)
+    episodes.start(0, make_prompt("p", answer="2"))
+    list(episodes.finish(judge_all=True))  # the environments are open
+    episodes.poll()
+    episodes.drain()
+    done = []
+    for _ in range(2):  # answers to the turns, and the last rewards
+        episodes._polls += 100
+        for step in episodes._stepping.values():
+            step.answers.result()
+        done += episodes.finish(judge_all=True)
+    assert [group.draw for group in done] == [0]
+    assert len(episodes) == episodes.judging == 0
+
+
 class LateVerifier:
     """Gives its verdicts after a while."""
 

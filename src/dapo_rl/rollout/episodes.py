@@ -531,6 +531,8 @@ class Episodes:
             self._judging = {number: replace(step, poll=first) for number, step in self._judging.items()}
         yield from self._finish(tuple(self._judging.values()) if judge_all else self._due(self._judging), check)
         self._take_answers(self._due(self._stepping), check)
+        if judge_all:  # those answers may have ended groups
+            yield from self._finish(tuple(self._judging.values()), check)
         while self.submitted and not self._generating and (first_steps := self._first_answers(check)):
             self._take_answers(first_steps, check)
             if self._judging:
