@@ -9,7 +9,7 @@ from support import DAPO
 from dapo_rl.config import Config
 from dapo_rl.envs.build import build_environment
 from dapo_rl.envs.protocol import AgentError, EpisodeFailure, InvalidAnswerError
-from dapo_rl.envs.service import failure_of, observation_of
+from dapo_rl.envs.replies import failure_of, observation_of
 from dapo_rl.errors import UserError
 
 CODE = '''

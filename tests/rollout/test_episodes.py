@@ -14,7 +14,8 @@ from dapo_rl.envs import Observation, OneTurn, Opening
 from dapo_rl.envs.chat_format import Parsed
 from dapo_rl.envs.pool import EnvironmentPool
 from dapo_rl.rollout.conversation import Conversations, same_messages
-from dapo_rl.rollout.episodes import Episodes, SavedFlight
+from dapo_rl.rollout.episodes import Episodes
+from dapo_rl.rollout.saved_episodes import SavedFlight
 from dapo_rl.types import Trajectory
 
 

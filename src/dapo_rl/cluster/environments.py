@@ -12,7 +12,7 @@ from typing import Any
 from dapo_rl.config import EnvSettings
 from dapo_rl.envs.pool import EnvironmentPool
 from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure
-from dapo_rl.envs.service import Result
+from dapo_rl.envs.replies import Result
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
 

@@ -34,7 +34,7 @@ from dapo_rl.base.quote import describe, shown
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.data.tasks import is_task
 from dapo_rl.envs.protocol import AssistantTurn, Observation, Opening, ToolSchema
-from dapo_rl.envs.service import opening_of
+from dapo_rl.envs.replies import opening_of
 from dapo_rl.envs.tools import Tool, load_tools, method_tools, tools_environment
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt

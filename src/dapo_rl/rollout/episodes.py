@@ -18,15 +18,17 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from dapo_rl.engines.protocol import Completion, Engine, Request
 from dapo_rl.envs import AtHand, OneTurn
 from dapo_rl.errors import NonFiniteError, UserError
-from dapo_rl.rollout.conversation import Conversation, Conversations, replay_all
-from dapo_rl.types import FinishReason, Group, Pending, Prompt, RewardPart, Trajectory, Verdict
+from dapo_rl.rollout.conversation import Conversation, Conversations
+from dapo_rl.rollout.in_flight import InFlightGroup, Unread
+from dapo_rl.rollout.saved_episodes import Restarted, SavedFlight, SavedStep
+from dapo_rl.types import Group, Pending, Prompt, RewardPart, Verdict
 
 LEAST_POLLS = 4
 POLLS_PER_TOKEN = 1 / 256
@@ -39,77 +41,6 @@ STOP_LOOK_S, ANSWER_LOOK_S = 0.25, 0.25
 
 def check_nothing() -> None:
     """For callers that never stop early."""
-
-
-@dataclass(slots=True)
-class InFlightGroup:
-    """A group without all of its verdicts."""
-
-    draw: int
-    prompt: Prompt
-    version: int
-    """The version of the weights it started with."""
-    request: Request
-    """The request for its samples; without an environment, while the engine does not hold it, the remaining work."""
-    samples: list[Trajectory | None]
-    """Samples whose episodes have ended."""
-    conversations: list[Conversation] = field(default_factory=list)
-    """Its episodes, if there is an environment."""
-    turns: dict[str, Request] = field(default_factory=dict)
-    """Requests for turns of its conversations, by their ids; while the engine does not hold them, the remaining
-    work."""
-
-    @property
-    def finished_tokens(self) -> int:
-        """Tokens in turns that have ended."""
-        if self.conversations:
-            return sum(conversation.finished_tokens for conversation in self.conversations)
-        return sum(sample.written for sample in self.samples if sample is not None)
-
-    @property
-    def partial_tokens(self) -> int:
-        """Tokens in turns that have not ended."""
-        if not self.conversations:
-            return self.request.tokens
-        before = {c.index: c.trajectory.written for c in self.conversations}
-        partial = [sample for request in self.turns.values() for sample in request.partial]
-        return sum(sample.written - before[sample.index] for sample in partial)
-
-    @property
-    def untouched(self) -> bool:
-        """Whether none of its samples has tokens yet."""
-        if not self.conversations:
-            return self.request.untouched
-        return not self.finished_tokens and not self.partial_tokens and all(s is None for s in self.samples)
-
-    def group(self, verdicts: tuple[Verdict, ...] = ()) -> Group:
-        """Its finished samples."""
-        forks = tuple(fork for conversation in self.conversations for fork in conversation.forks)
-        finished = (sample for sample in self.samples if sample is not None)
-        samples = tuple(sample.replace(episode={}) if sample.episode else sample for sample in finished)
-        return Group(self.draw, self.prompt, samples, verdicts, forks)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all its episodes have ended."""
-        return all(sample is not None for sample in self.samples)
-
-    def arrive(self, completion: Completion) -> bool:
-        """Removes a sample from the request that it belongs to. Returns whether the request is complete."""
-        index, name = completion.index, completion.request_id
-        request = self.turns[name] if self.conversations else self.request
-        if self.conversations and index in request.indices:
-            request = replace(
-                request,
-                partial=tuple(sample for sample in request.partial if sample.index != index),
-                new=tuple(other for other in request.starting if other != index),
-            )
-            self.turns[name] = request
-            return not request.samples
-        if self.conversations or index not in range(len(self.samples)) or self.samples[index] is not None:
-            raise RuntimeError(f"the engine returned sample {index} of {name}, which was not requested")
-        self.samples[index] = completion.sample
-        return self.is_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,92 +59,6 @@ class Step:
     @property
     def judges(self) -> bool:
         return self.conversation is None and not self.opens
-
-
-@dataclass(frozen=True, slots=True)
-class Unread:
-    """A group of a paused batch that is with the verifier."""
-
-    flight: InFlightGroup
-    polls: int
-    """Engine polls since it was complete; enough of them if its verdicts are due."""
-    verdicts: tuple[Verdict, ...] | None
-    """None: they are computed again."""
-
-
-@dataclass(frozen=True, slots=True)
-class SavedStep:
-    """An episode that was with its environment when a checkpoint was written."""
-
-    draw: int
-    index: int | None
-    """None: the environments of the group were being opened."""
-    polls: int
-    """Engine polls since then."""
-
-
-class Restarted(NamedTuple):
-    """Tokens of episodes that had to start again: in turns that had ended, and in others."""
-
-    finished: int = 0
-    partial: int = 0
-
-
-NOTHING_RESTARTED = Restarted()
-
-
-@dataclass(frozen=True, slots=True)
-class SavedFlight:
-    """An unfinished group of a checkpoint."""
-
-    flight: InFlightGroup
-    partial: tuple[Trajectory, ...] = ()
-    """The tokens of its conversations that have begun, also of the turn that the engine was writing."""
-    ends: Mapping[int, tuple[FinishReason, bool]] = field(default_factory=dict)
-    """Conversations that a limit has ended, whose last reward is missing: which limit, and whether it cut the turn."""
-
-    def replay(self, conversations: Conversations, pending: dict[tuple[int, int], Future[Any] | None]) -> Restarted:
-        """Brings the environments back to where they were, all at once. Adds the answers that are missing to `pending`.
-        Returns the tokens of episodes that start again."""
-        flight = self.flight
-        saved = {sample.index: sample for sample in self.partial}
-        with_engine = {index for request in flight.turns.values() for index in request.indices}
-        open_ones = [
-            c for c in flight.conversations if c.verdict is None and (c.index in saved or c.index in with_engine)
-        ]
-        requests, flight.turns = flight.turns, {}
-        replays = {
-            c.index: conversations.replay(
-                c, flight.prompt, saved.get(c.index), c.index in with_engine, self.ends.get(c.index)
-            )
-            for c in open_ones
-        }
-        lost: list[Conversation] = []
-        for conversation, (is_same, answer) in zip(open_ones, replay_all(replays.values()), strict=True):
-            if is_same:
-                pending[flight.draw, conversation.index] = answer
-            else:
-                lost.append(conversation)
-        gone = {conversation.index for conversation in lost}
-        for name, request in requests.items():
-            begun = tuple(saved[sample.index] for sample in request.partial if sample.index not in gone)
-            new = tuple(index for index in request.starting if index not in gone)
-            if begun or new:
-                index = begun[0].index if begun else new[0]
-                like = conversations.request(flight.conversations[index], flight.request)
-                flight.turns[name] = replace(like, id=name, partial=begun, new=new)
-        finished = partial = 0
-        for conversation in lost:
-            tokens = saved.get(conversation.index, Trajectory.nothing(0))
-            ended = tokens.until(max((turn.end for turn in tokens.turns), default=0)).written
-            finished += ended + sum(fork.written for fork in conversation.forks)
-            partial += tokens.written - ended
-        for conversation, first in zip(lost, conversations.restart(lost, flight.prompt, flight.request), strict=True):
-            if first is None:
-                flight.samples[conversation.index] = conversation.trajectory
-            else:
-                flight.turns[first.id] = first
-        return Restarted(finished, partial)
 
 
 @dataclass(frozen=True, slots=True)

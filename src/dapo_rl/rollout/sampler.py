@@ -29,9 +29,10 @@ from dapo_rl.errors import StopRequested, UserError
 from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.batch_builder import Admission, BatchBuilder, FailedBatch, PausedBatch, SampledBatch, at_cap
 from dapo_rl.rollout.conversation import Conversations
-from dapo_rl.rollout.episodes import Episodes, Restarted, SavedFlight, check_nothing
+from dapo_rl.rollout.episodes import Episodes, check_nothing
 from dapo_rl.rollout.group_filter import Grading, GroupFilter, outcome_of
 from dapo_rl.rollout.sampler_state import SamplerState
+from dapo_rl.rollout.saved_episodes import Restarted, SavedFlight
 from dapo_rl.rollout.staleness import Ahead, may_start
 from dapo_rl.types import Group, Prompt, Verifier
 

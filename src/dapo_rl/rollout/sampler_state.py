@@ -31,8 +31,9 @@ from dapo_rl.rewards.validation import fault_of
 from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.batch_builder import BatchBuilder, PausedBatch
 from dapo_rl.rollout.conversation import Conversation
-from dapo_rl.rollout.episodes import NOTHING_RESTARTED, InFlightGroup, Restarted, SavedFlight, SavedStep, Unread
 from dapo_rl.rollout.group_filter import Grading, Observed
+from dapo_rl.rollout.in_flight import InFlightGroup, Unread
+from dapo_rl.rollout.saved_episodes import NOTHING_RESTARTED, Restarted, SavedFlight, SavedStep
 from dapo_rl.rollout.trajectory_file import read_trajectories, trajectory_file, write_trajectories
 from dapo_rl.types import FinishReason, Group, Prompt, Trajectory, Verdict
 

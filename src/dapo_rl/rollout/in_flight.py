@@ -1,0 +1,91 @@
+"""A group between the draw of its prompt and its verdicts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from dapo_rl.engines.protocol import Completion, Request
+from dapo_rl.rollout.conversation import Conversation
+from dapo_rl.types import Group, Prompt, Trajectory, Verdict
+
+
+@dataclass(slots=True)
+class InFlightGroup:
+    """A group without all of its verdicts."""
+
+    draw: int
+    prompt: Prompt
+    version: int
+    """The version of the weights it started with."""
+    request: Request
+    """The request for its samples; without an environment, while the engine does not hold it, the remaining work."""
+    samples: list[Trajectory | None]
+    """Samples whose episodes have ended."""
+    conversations: list[Conversation] = field(default_factory=list)
+    """Its episodes, if there is an environment."""
+    turns: dict[str, Request] = field(default_factory=dict)
+    """Requests for turns of its conversations, by their ids; while the engine does not hold them, the remaining
+    work."""
+
+    @property
+    def finished_tokens(self) -> int:
+        """Tokens in turns that have ended."""
+        if self.conversations:
+            return sum(conversation.finished_tokens for conversation in self.conversations)
+        return sum(sample.written for sample in self.samples if sample is not None)
+
+    @property
+    def partial_tokens(self) -> int:
+        """Tokens in turns that have not ended."""
+        if not self.conversations:
+            return self.request.tokens
+        before = {c.index: c.trajectory.written for c in self.conversations}
+        partial = [sample for request in self.turns.values() for sample in request.partial]
+        return sum(sample.written - before[sample.index] for sample in partial)
+
+    @property
+    def untouched(self) -> bool:
+        """Whether none of its samples has tokens yet."""
+        if not self.conversations:
+            return self.request.untouched
+        return not self.finished_tokens and not self.partial_tokens and all(s is None for s in self.samples)
+
+    def group(self, verdicts: tuple[Verdict, ...] = ()) -> Group:
+        """Its finished samples."""
+        forks = tuple(fork for conversation in self.conversations for fork in conversation.forks)
+        finished = (sample for sample in self.samples if sample is not None)
+        samples = tuple(sample.replace(episode={}) if sample.episode else sample for sample in finished)
+        return Group(self.draw, self.prompt, samples, verdicts, forks)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all its episodes have ended."""
+        return all(sample is not None for sample in self.samples)
+
+    def arrive(self, completion: Completion) -> bool:
+        """Removes a sample from the request that it belongs to. Returns whether the request is complete."""
+        index, name = completion.index, completion.request_id
+        request = self.turns[name] if self.conversations else self.request
+        if self.conversations and index in request.indices:
+            request = replace(
+                request,
+                partial=tuple(sample for sample in request.partial if sample.index != index),
+                new=tuple(other for other in request.starting if other != index),
+            )
+            self.turns[name] = request
+            return not request.samples
+        if self.conversations or index not in range(len(self.samples)) or self.samples[index] is not None:
+            raise RuntimeError(f"the engine returned sample {index} of {name}, which was not requested")
+        self.samples[index] = completion.sample
+        return self.is_whole
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A group of a paused batch that is with the verifier."""
+
+    flight: InFlightGroup
+    polls: int
+    """Engine polls since it was complete; enough of them if its verdicts are due."""
+    verdicts: tuple[Verdict, ...] | None
+    """None: they are computed again."""
