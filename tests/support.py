@@ -160,6 +160,9 @@ class Prompts:
     def skip(self, prompt: Prompt, epochs: int) -> None:
         self.resting.append((prompt.id, epochs))
 
+    def observe(self, prompt: Prompt, right: int, samples: int, informative: bool) -> None:
+        pass
+
 
 class ScriptedEngine(Engine):
     """Gives each request the samples that a script says; a longer sample takes more polls, as in a real engine."""

@@ -33,6 +33,7 @@ DEFAULTS = {
             "dynamic_batch": False,
             "wait_for_verdicts": True,
             "skip_solved_epochs": 0,
+            "selection": "uniform",
             "max_batch": None,
             "kv_memory_gib": None,
         },

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 SETTINGS = (
     *THOROUGH, "train.steps=3", "train.warmup_steps=0", "eval.every=2", "eval.prompts=8", "checkpoint.every=2",
-    "sampling.skip_solved_epochs=1", "data.train.size=20",
+    "sampling.skip_solved_epochs=1", "sampling.selection=informative", "data.train.size=20",
 )  # fmt: skip
 EXACT = ("step", "draw", "sample", "prompt_id", "response", "finish_reason", "version_first", "version_last", "fate")
 

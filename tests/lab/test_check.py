@@ -146,6 +146,7 @@ FLIPS = [
     ("sampling.stop", ["\n\n"], {"Stop strings"}),
     ("sampling.ignore_eos", True, {"No end of sequence"}),
     ("sampling.skip_solved_epochs", 3, {"Skipped prompts"}),
+    ("sampling.selection", "informative", {"Selected prompts"}),
     ("data.system_prompt", "Think.", {"Text of prompts"}),
     ("data.chat_template", "never", {"Text of prompts"}),
     ("data.chat_template_kwargs", {"enable_thinking": False}, {"Text of prompts"}),

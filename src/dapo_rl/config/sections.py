@@ -266,6 +266,9 @@ class SamplingSettings(Section):
     take verdicts as they come."""
     skip_solved_epochs: int = Field(0, ge=0)
     """Number of epochs to skip a prompt after all of its samples were right; 0 is off."""
+    selection: Literal["uniform", "informative"] = "uniform"
+    """`informative`: a curriculum that prefers prompts whose groups are predicted to be neither all right nor all
+    wrong."""
     max_batch: int | None = Field(None, ge=1)
     """Maximum number of sequences that the engine generates at once; by default 1024, `hf` 256."""
     kv_memory_gib: float | None = Field(None, gt=0)

@@ -4,6 +4,7 @@ from dapo_rl.data.build import held_out_prompts, stream_of, training_prompts
 from dapo_rl.data.lazy import LazyStream
 from dapo_rl.data.prompts import PromptSet, build_prompts, copies, once_each
 from dapo_rl.data.rows import BadRow, Row, Rows
+from dapo_rl.data.selection import SelectedStream
 from dapo_rl.data.sources import load_rows
 from dapo_rl.data.stream import MixedStream, PromptStream, Stream
 
@@ -15,6 +16,7 @@ __all__ = [
     "PromptStream",
     "Row",
     "Rows",
+    "SelectedStream",
     "Stream",
     "build_prompts",
     "copies",

@@ -49,6 +49,9 @@ class Stream(ABC, Iterator[Prompt]):
     def skip(self, prompt: Prompt, epochs: int) -> None:
         """Skips a prompt for a number of epochs after the current one."""
 
+    def observe(self, prompt: Prompt, right: int, samples: int, informative: bool) -> None:
+        """Takes how many samples of a group were right, and whether the group passed the filter."""
+
     @abstractmethod
     def state(self, unfinished: Iterable[str] = ()) -> dict[str, Any]: ...
 
@@ -162,6 +165,8 @@ class PromptStream(Stream):
             raise UserError(
                 f"{self._what} has no weights, but the checkpoint was written with a list that has; {REMEDY}"
             )
+        if isinstance(written, dict) and "selected" in written:
+            raise UserError(f"sampling.selection was `informative` when the checkpoint was written; {REMEDY}")
         state = parse_state(SavedStream, written)
         self._check_same(state)
         if unknown := [name for name in state.front if name not in self._by_id]:

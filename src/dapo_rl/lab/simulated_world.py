@@ -77,6 +77,9 @@ class EndlessPrompts:
     def skip(self, prompt: Prompt, epochs: int) -> None:
         raise NotImplementedError("no prompt comes twice")
 
+    def observe(self, prompt: Prompt, right: int, samples: int, informative: bool) -> None:
+        pass
+
 
 class NoWeights:
     def buckets(self, nbytes: int) -> Iterator[list[tuple[str, Tensor]]]:

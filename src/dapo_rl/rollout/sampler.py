@@ -52,6 +52,8 @@ class Prompts(Protocol):
 
     def skip(self, prompt: Prompt, epochs: int) -> None: ...
 
+    def observe(self, prompt: Prompt, right: int, samples: int, informative: bool) -> None: ...
+
 
 class Sampler:
     def __init__(
@@ -344,6 +346,8 @@ class Sampler:
                 builder.notes.append(note)
             outcome = outcome_of(group, self._settings, self._keep, self._grading, self._masking)
             self._acceptance.observe(group.prompt.data_source, outcome == "kept")
+            right = sum(verdict.correct for verdict in group.verdicts)
+            self._prompts.observe(group.prompt, right, len(group.verdicts), outcome == "kept")
             if outcome == "all_correct" and self._settings.skip_solved_epochs:
                 self._prompts.skip(group.prompt, self._settings.skip_solved_epochs)
             self._admission.add(group, outcome)

@@ -12,6 +12,7 @@ from dapo_rl.config import Config
 from dapo_rl.data import (
     PromptSet,
     PromptStream,
+    SelectedStream,
     Stream,
     held_out_prompts,
     stream_of,
@@ -55,6 +56,8 @@ def build_stream(config: Config, prompts: PromptSet, model: Any, display: Displa
     stream = stream_of(prompts, config.seed)
     if not isinstance(stream, PromptStream):
         stream.watch(lambda prompt: check_vocabulary(model, int(prompt.token_ids.max())), display.note)
+    if config.sampling.selection == "informative":
+        return SelectedStream(stream, config.seed, config.sampling.group_size)
     return stream
 
 

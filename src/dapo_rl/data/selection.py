@@ -1,0 +1,146 @@
+"""A curriculum: draws the prompts whose groups are likely to be informative, neither all right nor all wrong.
+
+Prompts come in the order of the stream, and each is taken with a probability that grows with its predicted chance. One
+that is passed over returns in the next epoch. The prediction is the prompt's own history, if it has been sampled, and
+otherwise the recent share of informative groups among prompts of its data source and about its length. The training
+distribution shifts towards these prompts; their samples are not weighted.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from dapo_rl.base.saved import Count, Finite, Saved, parse_state
+from dapo_rl.data.stream import REMEDY, Stream
+from dapo_rl.errors import UserError
+from dapo_rl.types import Prompt
+
+FLOOR = 0.1
+"""Every prompt is taken with at least this probability, so the policy's progress on it is noticed."""
+SHARPNESS = 2.0
+"""How much less likely a prompt with half the chance is to be taken: 2 ** -SHARPNESS."""
+MEMORY = 256.0
+"""Groups after which what was seen of a kind of prompts has faded to 1 / e."""
+OWN_MEMORY = 2048.0
+"""The same for a prompt's own history, which is sparse."""
+OPTIMISM = 2.0
+"""Informative groups that every kind of prompts is credited with."""
+
+
+class SavedSelection(Saved):
+    selected: dict[str, Any]
+    front: list[str]
+    candidates: Count
+    groups: Count
+    usual: list[Finite]
+    kinds: dict[str, list[Finite]]
+    prompts: dict[str, list[Finite]]
+
+
+class SelectedStream(Stream):
+    def __init__(self, stream: Stream, seed: int, group_size: int) -> None:
+        super().__init__()
+        self._stream, self._seed, self._size = stream, seed, group_size
+        self._candidates = self._groups = 0
+        self._usual = [0.0, 0.0]
+        """Sums of the chances of recent candidates, and of their squares."""
+        self._kinds: dict[str, list[float]] = {}
+        """By kind: informative groups and all groups, faded, and when they were last updated."""
+        self._prompts: dict[str, list[float]] = {}
+        """By prompt: right samples and all samples, faded, and when they were last updated."""
+
+    @property
+    def epochs_drawn(self) -> float:
+        return self._stream.epochs_drawn
+
+    def _next_prompt(self) -> Prompt:
+        while True:
+            prompt = self._stream.draw()
+            self._candidates += 1
+            if random.Random(f"{self._seed}:select:{self._candidates}").random() < self._probability(prompt):
+                return prompt
+
+    def _probability(self, prompt: Prompt) -> float:
+        """How likely a candidate is taken: its chance relative to that of the usual informative group."""
+        chance = self.chance(prompt)
+        fade = 1 - 1 / MEMORY
+        first, second = self._usual = [self._usual[0] * fade + chance, self._usual[1] * fade + chance * chance]
+        return max(FLOOR, math.pow(min(1.0, chance * first / second), SHARPNESS))
+
+    def chance(self, prompt: Prompt) -> float:
+        """The predicted probability that a group of this prompt is informative."""
+        informative, seen, _ = self._faded(self._kinds.get(_kind(prompt)), MEMORY)
+        of_kind = (informative + OPTIMISM) / (seen + OPTIMISM)
+        right, samples, _ = self._faded(self._prompts.get(prompt.id), OWN_MEMORY)
+        groups = samples / self._size
+        return (of_kind + groups * _mixed(right, samples - right, self._size)) / (1 + groups)
+
+    def _faded(self, entry: list[float] | None, memory: float) -> tuple[float, float, float]:
+        if entry is None:
+            return 0.0, 0.0, 0.0
+        fade = math.exp((entry[2] - self._groups) / memory)
+        return entry[0] * fade, entry[1] * fade, entry[2]
+
+    def observe(self, prompt: Prompt, right: int, samples: int, informative: bool) -> None:
+        self._groups += 1
+        for entries, key, memory, new in (
+            (self._kinds, _kind(prompt), MEMORY, (informative, 1)),
+            (self._prompts, prompt.id, OWN_MEMORY, (right, samples)),
+        ):
+            first, second, _ = self._faded(entries.get(key), memory)
+            entries[key] = [first + new[0], second + new[1], float(self._groups)]
+
+    def find(self, prompt_id: str) -> Prompt:
+        return self._stream.find(prompt_id)
+
+    def skip(self, prompt: Prompt, epochs: int) -> None:
+        self._stream.skip(prompt, epochs)
+
+    def watch(self, check: Callable[[Prompt], None], note: Callable[[str], None]) -> None:
+        self._stream.watch(check, note)
+
+    def counts(self) -> dict[str, int]:
+        return self._stream.counts()
+
+    def state(self, unfinished: Iterable[str] = ()) -> dict[str, Any]:
+        front = [prompt.id for prompt in self._front]
+        return {
+            "selected": self._stream.state([*unfinished, *front]),
+            "front": front,
+            "candidates": self._candidates,
+            "groups": self._groups,
+            "usual": self._usual,
+            "kinds": self._kinds,
+            "prompts": self._prompts,
+        }
+
+    def restore(self, written: Any) -> None:
+        if isinstance(written, dict) and "selected" not in written:
+            raise UserError(f"sampling.selection was `uniform` when the checkpoint was written; {REMEDY}")
+        state = parse_state(SavedSelection, written)
+        if {len(entry) for entries in (state.kinds, state.prompts) for entry in entries.values()} - {3}:
+            raise ValueError("kinds or prompts: not three numbers each")
+        self._stream.restore(state.selected)
+        self._front.clear()
+        self._front.extend(map(self.find, state.front))
+        self._candidates, self._groups, self._usual = state.candidates, state.groups, state.usual
+        self._kinds, self._prompts = state.kinds, state.prompts
+
+
+def _kind(prompt: Prompt) -> str:
+    """Prompts that are alike: of a data source, and of lengths within a fifth of each other."""
+    return f"{round(4 * math.log2(max(len(prompt.token_ids), 1)))}:{prompt.data_source}"
+
+
+def _mixed(right: float, wrong: float, size: int) -> float:
+    """The probability that a group has right and wrong samples, with Jeffreys' prior of the pass rate."""
+    a, b = right + 0.5, wrong + 0.5
+
+    def all_of(a: float, b: float) -> float:
+        """The mean of pass_rate ** size."""
+        return math.exp(math.lgamma(a + size) - math.lgamma(a + b + size) - math.lgamma(a) + math.lgamma(a + b))
+
+    return max(0.0, 1 - all_of(a, b) - all_of(b, a))
