@@ -1,4 +1,4 @@
-"""`dapo bench rollout|update|step|episodes|sampling|bookkeeping`: the options and their checks."""
+"""`dapo bench rollout|update|step|episodes|race|sampling|bookkeeping`: the options and their checks."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
@@ -189,6 +190,53 @@ def episodes(
         print(json.dumps(report, indent=2))
     else:
         print_episodes(report)
+
+
+@app.command()
+def race(
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RECIPE] KEY=VALUE", show_default=False, autocompletion=complete_settings),
+    ] = None,
+    against: Annotated[str | None, typer.Option(help="Compare with trl.")] = None,
+    peer_variant: Annotated[str, typer.Option(help="How the peer runs, as for step.")] = "whole",
+    peer_setting: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="A setting of the peer alone, such as a tuned train.lr."),
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each contender, with the seeds 0, 1, …")] = 3,
+    steps: Annotated[int, typer.Option(min=1, help="Rollout steps of a run.")] = 20,
+    every: Annotated[int, typer.Option(min=1, help="Steps between evaluations.")] = 5,
+    accuracy: Annotated[str, typer.Option(help="Accuracies to reach, in percent.")] = "50,60,70",
+    timeout: Annotated[float, typer.Option(help="Time limit per run, in seconds.")] = 3600,
+    out: Annotated[Path | None, typer.Option(help="Write the curves to this PNG file.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure the seconds and tokens until the policy is good.
+
+    Every contender trains from the same weights, on the same prompts, with the same rewards and evaluation.
+    """
+    _check_time(timeout)
+    try:
+        goals = [float(word) / 100 for word in accuracy.split(",")]
+    except ValueError:
+        goals = []
+    if not goals or not all(0 < goal <= 1 for goal in goals):
+        raise UserError(f"--accuracy: {accuracy!r} is not a list of percentages, as in 50,60,70")
+    from dapo_rl.lab.bench.race_report import Race, draw_race, print_race, run_all
+
+    words = list(settings or ())
+    recipe = words.pop(0) if words and "=" not in words[0] else "demo"
+    names = ["dapo"] if against is None else ["dapo", against]
+    plan = Race(recipe, tuple(words), names, peer_variant, tuple(peer_setting or ()), seeds, steps, every, goals)
+    with _told() as tell:
+        report = run_all(plan, timeout, tell)
+    if out is not None:
+        draw_race(report, out)
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        print_race(report)
 
 
 @app.command()

@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean, median
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Protocol
 
 from rich import box
 from rich.console import Console
@@ -170,13 +170,17 @@ def run_ours(job: BenchJob, timeout: float) -> dict[str, Any]:
     return result
 
 
-def run_contender(job: BenchJob, timeout: float) -> dict[str, Any]:
-    """The job's result, or an `error` with the end of its log."""
+class Job(Protocol):
+    def to_json(self) -> str: ...
+
+
+def run_contender(job: Job, timeout: float, module: str = "dapo_rl.lab.bench.contender") -> dict[str, Any]:
+    """The job's result, or an `error` with the end of its log. `module` is what its process runs."""
     with TemporaryDirectory(prefix="dapo-bench-") as directory:
         answer, log = Path(directory) / "result.json", Path(directory) / "log"
         with log.open("w") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", "dapo_rl.lab.bench.contender", str(answer)],
+                [sys.executable, "-m", module, str(answer)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,

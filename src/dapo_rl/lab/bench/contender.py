@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -41,15 +42,20 @@ def run_job(job: BenchJob) -> dict[str, Any]:
 
 
 def main() -> None:
+    answer(lambda text: run_job(BenchJob.from_json(text)))
+
+
+def answer(run: Callable[[str], dict[str, Any]]) -> None:
+    """Runs a job from the standard input, and writes its result to the file of the first argument."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     faulthandler.register(STACK_SIGNAL)
-    job = BenchJob.from_json(sys.stdin.read())
+    job = sys.stdin.read()
     try:
         from transformers.utils import logging
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        result = run_job(job)
+        result = run(job)
     except UserError as error:
         result = {"error": str(error), "mistake": True}
     except Exception as error:

@@ -1,0 +1,183 @@
+"""Runs the contenders of `bench race` one after the other, and prints and draws who was good when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from dapo_rl.base.files import beside
+from dapo_rl.base.format import counted, percent
+from dapo_rl.errors import UserError
+from dapo_rl.lab.bench.compare import ContenderError, Tell, run_contender
+from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS, installed
+from dapo_rl.lab.bench.race import RaceJob
+from dapo_rl.palette import BLUE, VERMILION
+
+PEERS = ("trl",)
+LABELS = {"dapo": "dapo-rl", "trl": "TRL"}
+COLORS = {"dapo": BLUE, "trl": VERMILION}
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    recipe: str
+    settings: tuple[str, ...]
+    contenders: Sequence[str]
+    variant: str
+    peer_settings: tuple[str, ...]
+    seeds: int
+    steps: int
+    every: int
+    goals: Sequence[float]
+
+    def job(self, contender: str, seed: int) -> RaceJob:
+        ours = contender == "dapo"
+        settings = self.settings if ours else (*self.settings, *self.peer_settings)
+        variant = "" if ours else self.variant
+        return RaceJob(contender, self.recipe, settings, seed, self.steps, self.every, variant)
+
+
+def run_all(race: Race, timeout: float, tell: Tell) -> dict[str, Any]:
+    for peer in race.contenders[1:]:
+        if peer not in PEERS:
+            raise UserError(f"--against: {peer!r} is not a peer of `bench race`; peers are: {', '.join(PEERS)}")
+        if not installed(peer):
+            raise UserError(f"--against {peer}: {peer} is not installed; pip install {peer}")
+        if race.variant not in TRL_VARIANTS:
+            raise UserError(
+                f"--peer-variant: {peer} has no variant {race.variant!r}; there are: {', '.join(TRL_VARIANTS)}"
+            )
+    config = race.job("dapo", 0).config()
+    if config.data.eval is None:
+        raise UserError("data.eval: the race needs held-out prompts to measure accuracy on")
+    runs = []
+    for seed in range(race.seeds):  # in turns, so that a machine that slows down slows all of them
+        for name in race.contenders:
+            what = f"{LABELS[name]}, seed {seed}"
+            tell(what, None)
+            points = _points(race.job(name, seed), timeout)
+            runs.append({"contender": name, "seed": seed, "points": points})
+            tell(what, points[-1]["seconds"])
+    return {
+        "bench": "race",
+        "recipe": race.recipe,
+        "settings": list(race.settings),
+        "peer_variant": race.variant if len(race.contenders) > 1 else None,
+        "peer_settings": list(race.peer_settings),
+        "model": config.model.name,
+        "steps": race.steps,
+        "runs": runs,
+        "goals": [_goal(runs, race.contenders, goal) for goal in race.goals],
+    }
+
+
+def _points(job: RaceJob, timeout: float) -> list[dict[str, Any]]:
+    """A contender's seconds, tokens and accuracy after each evaluated step."""
+    with TemporaryDirectory(prefix="dapo-race-") as weights:
+        job = RaceJob(**{name: getattr(job, name) for name in RaceJob.__slots__} | {"weights": weights})
+        points: list[dict[str, Any]] = _result(job, timeout)["points"]
+        if job.contender != "dapo":
+            judge = RaceJob("evaluate", job.recipe, job.settings, job.seed, job.steps, job.every, weights=weights)
+            accuracies = _result(judge, timeout)["accuracies"]
+            points = [point | {"accuracy": accuracies[str(point["step"])]} for point in points]
+    return points
+
+
+def _result(job: RaceJob, timeout: float) -> dict[str, Any]:
+    result = run_contender(job, timeout, "dapo_rl.lab.bench.race")
+    if result.get("mistake"):
+        raise UserError(result["error"])
+    if result.get("timed_out"):
+        raise UserError(f"--timeout: {job.contender} {result['error']}; raise it, or race fewer steps")
+    if "error" in result:
+        raise ContenderError(f"{job.contender}: {result['error']}\n{result.get('log', '')}")
+    return result
+
+
+def _goal(runs: Sequence[dict[str, Any]], contenders: Sequence[str], goal: float) -> dict[str, Any]:
+    """When each run first reached an accuracy in an evaluation; None: not within its steps."""
+    reached: dict[str, Any] = {}
+    for name in contenders:
+        own = [run["points"] for run in runs if run["contender"] == name]
+        first = [next((point for point in points if point["accuracy"] >= goal), None) for points in own]
+        reached[name] = {
+            key: [None if point is None else point[key] for point in first] for key in ("seconds", "tokens", "step")
+        }
+    ratio = None
+    times = [reached[name]["seconds"] for name in contenders]
+    if len(times) == 2 and all(each is not None and each > 0 for own in times for each in own):
+        ratio = median(times[1]) / median(times[0])
+    return {"accuracy": goal, **reached, "ratio": ratio}
+
+
+def print_race(report: dict[str, Any], console: Console | None = None) -> None:
+    console = console or Console()
+    names = list(dict.fromkeys(run["contender"] for run in report["runs"]))
+    seeds = counted(max(run["seed"] for run in report["runs"]) + 1, "seed")
+    console.print(
+        f"race: {report['recipe']}, {report['model']}, {counted(report['steps'], 'step')}, {seeds}", style="bold"
+    )
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("accuracy")
+    for name in names:
+        table.add_column(f"{LABELS[name]}: seconds", justify="right")
+        table.add_column("tokens", justify="right")
+    if len(names) > 1:
+        table.add_column("ratio", justify="right")
+    for goal in report["goals"]:
+        row = [percent(goal["accuracy"])]
+        for name in names:
+            row.append("  ".join("—" if each is None else f"{each:,.0f}" for each in goal[name]["seconds"]))
+            row.append("  ".join("—" if each is None else f"{each / 1e3:,.0f}k" for each in goal[name]["tokens"]))
+        if len(names) > 1:
+            row.append("" if goal["ratio"] is None else f"{goal['ratio']:.2f}×")
+        table.add_row(*row)
+    for name in names:
+        own = [run["points"] for run in report["runs"] if run["contender"] == name]
+        ends = ", ".join(
+            f"{percent(points[0]['accuracy'], 1)} → {percent(points[-1]['accuracy'], 1)}" for points in own
+        )
+        console.print(f"{LABELS[name]}: {ends} in {median(points[-1]['seconds'] for points in own):,.0f} s")
+    console.print(table)
+    console.print("seconds of training at the first evaluation that reached it, without start-up", style="dim")
+
+
+def draw_race(report: dict[str, Any], path: Path) -> None:
+    """Accuracy over seconds and over tokens, a line for each run."""
+    from matplotlib.figure import Figure
+
+    from dapo_rl.runs.report_plot import light_grid, percent_tick
+
+    picture = Figure(figsize=(9.2, 3.8), dpi=110, layout="constrained")
+    labels = {"seconds": "seconds of training", "tokens": "tokens sampled"}
+    for axis, (key, label) in zip(picture.subplots(1, 2, sharey=True), labels.items(), strict=True):
+        named = set()
+        for run in report["runs"]:
+            name = run["contender"]
+            axis.plot(
+                [point[key] for point in run["points"]],
+                [point["accuracy"] for point in run["points"]],
+                color=COLORS[name],
+                marker="o",
+                markersize=3,
+                label=None if name in named else LABELS[name],
+            )
+            named.add(name)
+        for goal in report["goals"]:
+            axis.axhline(goal["accuracy"], color="#cccccc", linewidth=0.8, zorder=0)
+        axis.set_xlabel(label)
+        axis.yaxis.set_major_formatter(percent_tick)
+        light_grid(axis)
+    picture.axes[0].set_ylabel("held-out accuracy")
+    picture.axes[0].legend(frameon=False)
+    picture.suptitle(f"{report['recipe']}: accuracy over time", fontsize=12, fontweight="bold", parse_math=False)
+    with beside(path) as draft:
+        picture.savefig(draft, format="png")

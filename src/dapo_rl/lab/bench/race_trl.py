@@ -1,0 +1,186 @@
+"""TRL's GRPOTrainer as a contender of `bench race`.
+
+It trains on the prompts of our stream in its order, with our verifier and length penalty as its reward function, and
+the recipe's batch, learning rate, clip bounds and number of updates. It has no dynamic sampling: it trains on every
+group that it samples.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from dapo_rl.config import Config
+from dapo_rl.data import stream_of
+from dapo_rl.errors import UserError
+from dapo_rl.lab.bench.machine import synchronize
+from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS, Variant
+from dapo_rl.lab.bench.race import RaceJob
+from dapo_rl.lab.bench.trl import VLLM_ENVIRONMENT
+from dapo_rl.models.load import compute_dtype, load_model, pick_device
+from dapo_rl.models.save import save_model
+from dapo_rl.objectives.overlong import soft_overlong_punishment
+from dapo_rl.rewards.build import build_verifier
+from dapo_rl.rewards.pool import VerifierPool
+from dapo_rl.run.inputs import TrainerInputs
+from dapo_rl.run.prompts import prompt_sets
+from dapo_rl.types import Prompt, Trajectory
+
+SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "cosine"}
+
+
+def race_trl(job: RaceJob) -> dict[str, Any]:
+    how = TRL_VARIANTS[job.variant]
+    if how.vllm:  # before vLLM is imported
+        for name, value in VLLM_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+    config = job.config()
+    if TrainerInputs().has_environment(config):
+        raise UserError("bench race: the recipe has an environment; the race is one of single turns")
+    verifier = VerifierPool(build_verifier(config.reward), config.reward)  # it forks: before torch has threads
+    from datasets import Dataset
+    from transformers import TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    device = pick_device(config.model.device)
+    dtype = compute_dtype(config.model, device)
+    weights = dtype if dtype != torch.float32 and not how.float32_weights else torch.float32
+    model, tokenizer = load_model(config.model)
+    model.to(device, weights)
+    tokenizer.padding_side = "left"
+    train, _ = prompt_sets(config, TrainerInputs(), tokenizer, verifier)
+    needed = job.steps * config.sampling.prompts_per_step
+    prompts = list(islice(stream_of(train, config.seed), needed))
+    if any(tokenizer(prompt.text).input_ids != prompt.token_ids.tolist() for prompt in prompts[:16]):
+        raise UserError("bench race: TRL would read other tokens than our run, as its tokenizer adds special ones")
+    rewards = Rewards(prompts, verifier, config)
+    clock = _Clock(device, rewards)
+
+    class Callback(TrainerCallback):  # type: ignore[misc]
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            clock.resume()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            step, rest = divmod(state.global_step, updates_per_step(config))
+            if not rest and step in job.evaluated:
+                clock.pause(step)
+                save_model(trainer.accelerator.unwrap_model(trainer.model), tokenizer, Path(job.weights) / str(step))
+                clock.resume()
+
+    with TemporaryDirectory(prefix="dapo-race-trl-") as directory:
+        if how.vllm:  # which reads the model from a directory
+            save_model(model, tokenizer, f"{directory}/model")
+            model.name_or_path = model.config.name_or_path = f"{directory}/model"
+        trainer = GRPOTrainer(
+            model=model,
+            reward_funcs=rewards,
+            args=GRPOConfig(output_dir=f"{directory}/out", **arguments(job, config, how, device, dtype)),
+            train_dataset=Dataset.from_dict(
+                {"prompt": [prompt.text for prompt in prompts], "row": list(range(len(prompts)))}
+            ),
+            processing_class=tokenizer,
+            callbacks=[Callback()],
+        )
+        trainer.train()
+    verifier.close()
+    return {"points": [{"step": 0, "seconds": 0.0, "tokens": 0}, *clock.points]}
+
+
+def updates_per_step(config: Config) -> int:
+    return config.train.mini_batches * config.train.epochs_per_step
+
+
+def arguments(job: RaceJob, config: Config, how: Variant, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
+    sampling, train, updates = config.sampling, config.train, updates_per_step(config)
+    samples = sampling.prompts_per_step * sampling.group_size // train.mini_batches
+    micro_batch = sampling.group_size if how.accumulate else samples
+    given: dict[str, Any] = {
+        "per_device_train_batch_size": micro_batch,
+        "gradient_accumulation_steps": samples // micro_batch,
+        "steps_per_generation": train.mini_batches * samples // micro_batch,
+        "num_iterations": train.epochs_per_step,
+        "num_generations": sampling.group_size,
+        "max_completion_length": sampling.max_new_tokens,
+        "generation_kwargs": {"stop": list(sampling.stop)} if sampling.stop and how.vllm else {},
+        "loss_type": "dapo",
+        "beta": config.algo.kl_coef,
+        "epsilon": config.algo.clip_low,
+        "epsilon_high": config.algo.clip_high,
+        "mask_truncated_completions": config.overlong.mask_truncated,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "learning_rate": train.lr,
+        "lr_scheduler_type": SCHEDULES[train.lr_schedule],
+        "warmup_steps": train.warmup_steps * updates,
+        "weight_decay": train.weight_decay,
+        "adam_beta1": train.betas[0],
+        "adam_beta2": train.betas[1],
+        "max_grad_norm": train.max_grad_norm,
+        "max_steps": job.steps * updates,
+        "bf16": dtype == torch.bfloat16 and not how.without_autocast,
+        "gradient_checkpointing": False,
+        "shuffle_dataset": False,
+        "seed": job.seed,
+        "use_cpu": device.type == "cpu",
+        "dataloader_num_workers": 0,
+        "dataloader_pin_memory": False,
+        "report_to": "none",
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+    }
+    if how.vllm:
+        longest = config.data.max_prompt_tokens + sampling.max_new_tokens
+        given |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": longest}
+    return given | how.arguments
+
+
+class Rewards:
+    """Our verdicts as TRL's reward function. Counts the sampled tokens."""
+
+    __name__ = "rewards"
+
+    def __init__(self, prompts: Sequence[Prompt], verifier: VerifierPool, config: Config) -> None:
+        self._prompts, self._verifier, self._config = prompts, verifier, config
+        self.tokens = 0
+
+    def __call__(
+        self, completions: list[str], row: list[int], completion_ids: list[list[int]], **_: Any
+    ) -> list[float]:
+        lengths = [len(ids) for ids in completion_ids]
+        self.tokens += sum(lengths)
+        pending = []
+        for text, ids, number in zip(completions, completion_ids, row, strict=True):
+            sample = Trajectory(ids, [0.0] * len(ids), text=text, finish_reason="stop", versions=0)
+            pending.append(self._verifier.submit(self._prompts[number], [sample]))
+        scores = [future.result()[0].score for future in pending]
+        if self._config.overlong.shape == "soft":
+            longest, cache = self._config.overlong_max_length, self._config.overlong_cache_length
+            penalties = soft_overlong_punishment(torch.tensor(lengths), longest, cache, self._config.overlong.factor)
+            scores = [score + penalty for score, penalty in zip(scores, penalties.tolist(), strict=True)]
+        return scores
+
+
+class _Clock:
+    """Seconds of training, without those in which weights are saved for the evaluation."""
+
+    def __init__(self, device: torch.device, rewards: Rewards) -> None:
+        self._device, self._rewards = device, rewards
+        self._seconds = self._since = 0.0
+        self.points: list[dict[str, Any]] = []
+
+    def resume(self) -> None:
+        synchronize(self._device)
+        self._since = time.perf_counter()
+
+    def pause(self, step: int) -> None:
+        synchronize(self._device)
+        self._seconds += time.perf_counter() - self._since
+        self.points.append({"step": step, "seconds": self._seconds, "tokens": self._rewards.tokens})

@@ -1,0 +1,97 @@
+"""`dapo bench race`: contenders train from the same weights on the same prompts, and are compared by accuracy."""
+
+import io
+import json
+import os
+
+import pytest
+import torch
+from rich.console import Console
+from support import dapo
+
+from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS
+from dapo_rl.lab.bench.race import RaceJob
+from dapo_rl.lab.bench.race_report import _goal, print_race
+from dapo_rl.lab.bench.race_trl import arguments
+
+SMALL = ("sampling.prompts_per_step=4", "sampling.group_size=4", "eval.prompts=8", "model.device=cpu")
+
+
+def run(contender, seed, *points):
+    names = ("step", "seconds", "tokens", "accuracy")
+    return {"contender": contender, "seed": seed, "points": [dict(zip(names, p, strict=True)) for p in points]}
+
+
+RUNS = [
+    run("dapo", 0, (0, 0.0, 0, 0.2), (5, 10.0, 1000, 0.5), (10, 20.0, 2000, 0.7)),
+    run("trl", 0, (0, 0.0, 0, 0.2), (5, 30.0, 800, 0.4), (10, 60.0, 1600, 0.6)),
+    run("dapo", 1, (0, 0.0, 0, 0.2), (5, 12.0, 1100, 0.6), (10, 24.0, 2200, 0.65)),
+    run("trl", 1, (0, 0.0, 0, 0.2), (5, 36.0, 900, 0.55), (10, 72.0, 1700, 0.5)),
+]
+
+
+def test_a_goal_is_reached_at_the_first_evaluation():
+    half = _goal(RUNS, ["dapo", "trl"], 0.5)
+    assert half["dapo"] == {"seconds": [10.0, 12.0], "tokens": [1000, 1100], "step": [5, 5]}
+    assert half["trl"] == {"seconds": [60.0, 36.0], "tokens": [1600, 900], "step": [10, 5]}
+    assert half["ratio"] == 48 / 11
+    most = _goal(RUNS, ["dapo", "trl"], 0.7)
+    assert (most["dapo"]["seconds"], most["trl"]["seconds"], most["ratio"]) == ([20.0, None], [None, None], None)
+    assert _goal(RUNS, ["dapo", "trl"], 0.1)["ratio"] is None  # all were there from the start
+
+
+def test_every_seed_is_printed():
+    out = io.StringIO()
+    goals = [_goal(RUNS, ["dapo", "trl"], goal) for goal in (0.5, 0.7)]
+    report = {"recipe": "demo", "model": "tiny", "steps": 10, "runs": RUNS, "goals": goals}
+    print_race(report, Console(file=out, width=200))
+    text = out.getvalue()
+    assert "dapo-rl: 20.0% → 70.0%, 20.0% → 65.0% in 22 s" in text
+    assert "10  12" in text
+    assert "4.36×" in text
+    assert "20  —" in text
+
+
+def test_a_peer_gets_the_recipe_s_batch_and_updates():
+    job = RaceJob(
+        "trl", "demo", (*SMALL, "train.mini_batches=2", "train.epochs_per_step=3", "train.warmup_steps=5"), 0, 7, 2
+    )
+    config = job.config()
+    given = arguments(job, config, TRL_VARIANTS["accumulate"], torch.device("cpu"), torch.float32)
+    assert given["per_device_train_batch_size"] == 4
+    assert given["gradient_accumulation_steps"] == 2  # 8 samples in each of 2 mini-batches
+    assert given["steps_per_generation"] == 4
+    assert given["per_device_train_batch_size"] * given["steps_per_generation"] == 16
+    assert given["max_steps"] == 7 * 2 * 3
+    assert given["warmup_steps"] == 5 * 2 * 3
+    assert (given["learning_rate"], given["epsilon_high"]) == (config.train.lr, config.algo.clip_high)
+
+
+def test_mistakes_are_one_line(tmp_path):
+    for words, line in (
+        (("--accuracy", "x"), "--accuracy: 'x' is not a list of percentages, as in 50,60,70"),
+        (("--against", "verl"), "--against: 'verl' is not a peer of `bench race`; peers are: trl"),
+        (("data.eval=null",), "data.eval: the race needs held-out prompts to measure accuracy on"),
+    ):
+        result = dapo("bench", "race", *words, cwd=tmp_path)
+        assert result.returncode == 2
+        assert line in " ".join(result.stderr.split())
+
+
+@pytest.mark.slow
+def test_both_contenders_run(tmp_path):
+    result = dapo(
+        *("bench", "race", "demo", *SMALL, "--against", "trl", "--seeds", "1", "--steps", "3", "--every", "2"),
+        *("--accuracy", "99", "--json", "--out", tmp_path / "race.png"),
+        cwd=tmp_path,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert result.returncode == 0, result.stderr
+    report = json.loads(result.stdout)
+    ours, theirs = (run["points"] for run in report["runs"])
+    assert [point["step"] for point in ours] == [point["step"] for point in theirs] == [0, 2, 3]
+    assert ours[0]["accuracy"] == theirs[0]["accuracy"]  # the same weights and evaluation
+    for points in (ours, theirs):
+        assert 0 < points[1]["seconds"] < points[2]["seconds"]
+        assert 0 < points[1]["tokens"] < points[2]["tokens"]
+    assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG")
