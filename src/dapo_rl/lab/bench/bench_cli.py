@@ -186,10 +186,7 @@ def episodes(
 
     with _told() as tell:
         report = compare_episodes(work, against, timeout, tell)
-    if as_json:
-        print(json.dumps(report, indent=2))
-    else:
-        print_episodes(report)
+    _show(report, as_json, print_episodes)
 
 
 @app.command()
@@ -233,10 +230,7 @@ def race(
         report = run_all(plan, timeout, tell)
     if out is not None:
         draw_race(report, out)
-    if as_json:
-        print(json.dumps(report, indent=2))
-    else:
-        print_race(report)
+    _show(report, as_json, print_race)
 
 
 @app.command()
@@ -289,10 +283,7 @@ def bookkeeping(
     console = Console(stderr=True)
     with console.status("") as status:
         result = measure_bookkeeping(prompts, group, tokens, seed, status.update, engines)
-    if as_json:
-        print(json.dumps(result, indent=2))
-    else:
-        print_bookkeeping(result)
+    _show(result, as_json, print_bookkeeping)
 
 
 def _run(
@@ -313,6 +304,13 @@ def _run(
         print(json.dumps(result, indent=2))
     else:
         print_benchmarks(reports, name)
+
+
+def _show(report: Any, as_json: bool, show: Callable[[Any], None]) -> None:
+    if as_json:
+        print(json.dumps(report, indent=2))
+    else:
+        show(report)
 
 
 @contextmanager

@@ -159,8 +159,21 @@ def _need(package: str, option: str) -> None:
         raise UserError(f"{option}: {package} is not installed; pip install {package}")
 
 
-def run_ours(job: BenchJob, timeout: float) -> dict[str, Any]:
-    result = run_contender(job, timeout)
+class Job(Protocol):
+    """The work of one contender, for a separate process."""
+
+    @property
+    def contender(self) -> str: ...
+
+    def to_json(self) -> str: ...
+
+
+CONTENDER = "dapo_rl.lab.bench.contender"
+
+
+def run_ours(job: Job, timeout: float, module: str = CONTENDER) -> dict[str, Any]:
+    """The result of a job that must not fail."""
+    result = run_contender(job, timeout, module)
     if result.get("mistake"):
         raise UserError(result["error"])
     if result.get("timed_out"):
@@ -170,11 +183,7 @@ def run_ours(job: BenchJob, timeout: float) -> dict[str, Any]:
     return result
 
 
-class Job(Protocol):
-    def to_json(self) -> str: ...
-
-
-def run_contender(job: Job, timeout: float, module: str = "dapo_rl.lab.bench.contender") -> dict[str, Any]:
+def run_contender(job: Job, timeout: float, module: str = CONTENDER) -> dict[str, Any]:
     """The job's result, or an `error` with the end of its log. `module` is what its process runs."""
     with TemporaryDirectory(prefix="dapo-bench-") as directory:
         answer, log = Path(directory) / "result.json", Path(directory) / "log"

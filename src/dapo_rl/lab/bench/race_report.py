@@ -16,12 +16,13 @@ from rich.table import Table
 from dapo_rl.base.files import beside
 from dapo_rl.base.format import counted, percent
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.compare import ContenderError, Tell, run_contender
+from dapo_rl.lab.bench.compare import Tell, run_ours
 from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS, installed
 from dapo_rl.lab.bench.race import RaceJob
 from dapo_rl.palette import BLUE, VERMILION
 
 PEERS = ("trl",)
+MODULE = "dapo_rl.lab.bench.race"
 LABELS = {"dapo": "dapo-rl", "trl": "TRL"}
 COLORS = {"dapo": BLUE, "trl": VERMILION}
 
@@ -83,23 +84,12 @@ def _points(job: RaceJob, timeout: float) -> list[dict[str, Any]]:
     """A contender's seconds, tokens and accuracy after each evaluated step."""
     with TemporaryDirectory(prefix="dapo-race-") as weights:
         job = RaceJob(**{name: getattr(job, name) for name in RaceJob.__slots__} | {"weights": weights})
-        points: list[dict[str, Any]] = _result(job, timeout)["points"]
+        points: list[dict[str, Any]] = run_ours(job, timeout, MODULE)["points"]
         if job.contender != "dapo":
             judge = RaceJob("evaluate", job.recipe, job.settings, job.seed, job.steps, job.every, weights=weights)
-            accuracies = _result(judge, timeout)["accuracies"]
+            accuracies = run_ours(judge, timeout, MODULE)["accuracies"]
             points = [point | {"accuracy": accuracies[str(point["step"])]} for point in points]
     return points
-
-
-def _result(job: RaceJob, timeout: float) -> dict[str, Any]:
-    result = run_contender(job, timeout, "dapo_rl.lab.bench.race")
-    if result.get("mistake"):
-        raise UserError(result["error"])
-    if result.get("timed_out"):
-        raise UserError(f"--timeout: {job.contender} {result['error']}; raise it, or race fewer steps")
-    if "error" in result:
-        raise ContenderError(f"{job.contender}: {result['error']}\n{result.get('log', '')}")
-    return result
 
 
 def _goal(runs: Sequence[dict[str, Any]], contenders: Sequence[str], goal: float) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.machine import synchronize
 from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS, Variant
 from dapo_rl.lab.bench.race import RaceJob
-from dapo_rl.lab.bench.trl import VLLM_ENVIRONMENT
+from dapo_rl.lab.bench.trl import QUIET, VLLM_ENVIRONMENT
 from dapo_rl.models.load import compute_dtype, load_model, pick_device
 from dapo_rl.models.save import save_model
 from dapo_rl.objectives.overlong import soft_overlong_punishment
@@ -125,16 +125,9 @@ def arguments(job: RaceJob, config: Config, how: Variant, device: torch.device, 
         "max_grad_norm": train.max_grad_norm,
         "max_steps": job.steps * updates,
         "bf16": dtype == torch.bfloat16 and not how.without_autocast,
-        "gradient_checkpointing": False,
-        "shuffle_dataset": False,
         "seed": job.seed,
         "use_cpu": device.type == "cpu",
-        "dataloader_num_workers": 0,
-        "dataloader_pin_memory": False,
-        "report_to": "none",
-        "logging_strategy": "no",
-        "save_strategy": "no",
-        "disable_tqdm": True,
+        **QUIET,
     }
     if how.vllm:
         longest = config.data.max_prompt_tokens + sampling.max_new_tokens

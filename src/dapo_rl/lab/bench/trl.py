@@ -34,6 +34,19 @@ VLLM_ENVIRONMENT = {
 }
 
 
+QUIET: dict[str, Any] = {
+    "gradient_checkpointing": False,
+    "shuffle_dataset": False,
+    "dataloader_num_workers": 0,
+    "dataloader_pin_memory": False,
+    "report_to": "none",
+    "logging_strategy": "no",
+    "save_strategy": "no",
+    "disable_tqdm": True,
+}
+"""Arguments of every run: nothing is recomputed, logged or saved."""
+
+
 def measure_trl(work: Workload, variant: str) -> Measurement:
     if TRL_VARIANTS[variant].vllm:  # before vLLM is imported
         for name, value in VLLM_ENVIRONMENT.items():
@@ -94,17 +107,10 @@ def trl_arguments(work: Workload, how: Variant) -> dict[str, Any]:
         "max_grad_norm": config.train.max_grad_norm,
         "lr_scheduler_type": "constant",
         "bf16": work.dtype == "bfloat16" and not how.without_autocast,
-        "gradient_checkpointing": False,
         "max_steps": work.rounds,
-        "shuffle_dataset": False,
         "seed": work.seed,
         "use_cpu": pick_device(work.device).type == "cpu",
-        "dataloader_num_workers": 0,
-        "dataloader_pin_memory": False,
-        "report_to": "none",
-        "logging_strategy": "no",
-        "save_strategy": "no",
-        "disable_tqdm": True,
+        **QUIET,
     }
     if how.vllm:
         arguments |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": work.longest}
