@@ -10,7 +10,7 @@ from rich.console import Console
 from support import dapo
 
 from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS
-from dapo_rl.lab.bench.race import RaceJob
+from dapo_rl.lab.bench.race_job import RaceJob
 from dapo_rl.lab.bench.race_report import _goal, print_race
 from dapo_rl.lab.bench.race_trl import arguments
 

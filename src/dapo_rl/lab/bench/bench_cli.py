@@ -220,14 +220,14 @@ def race(
         goals = []
     if not goals or not all(0 < goal <= 1 for goal in goals):
         raise UserError(f"--accuracy: {accuracy!r} is not a list of percentages, as in 50,60,70")
-    from dapo_rl.lab.bench.race_report import Race, draw_race, print_race, run_all
+    from dapo_rl.lab.bench.race_report import Race, draw_race, print_race, run_contenders
 
     words = list(settings or ())
     recipe = words.pop(0) if words and "=" not in words[0] else "demo"
     names = ["dapo"] if against is None else ["dapo", against]
     plan = Race(recipe, tuple(words), names, peer_variant, tuple(peer_setting or ()), seeds, steps, every, goals)
     with _told() as tell:
-        report = run_all(plan, timeout, tell)
+        report = run_contenders(plan, timeout, tell)
     if out is not None:
         draw_race(report, out)
     _show(report, as_json, print_race)

@@ -159,7 +159,7 @@ def _need(package: str, option: str) -> None:
         raise UserError(f"{option}: {package} is not installed; pip install {package}")
 
 
-class Job(Protocol):
+class ContenderJob(Protocol):
     """The work of one contender, for a separate process."""
 
     @property
@@ -171,7 +171,7 @@ class Job(Protocol):
 CONTENDER = "dapo_rl.lab.bench.contender"
 
 
-def run_ours(job: Job, timeout: float, module: str = CONTENDER) -> dict[str, Any]:
+def run_ours(job: ContenderJob, timeout: float, module: str = CONTENDER) -> dict[str, Any]:
     """The result of a job that must not fail."""
     result = run_contender(job, timeout, module)
     if result.get("mistake"):
@@ -183,7 +183,7 @@ def run_ours(job: Job, timeout: float, module: str = CONTENDER) -> dict[str, Any
     return result
 
 
-def run_contender(job: Job, timeout: float, module: str = CONTENDER) -> dict[str, Any]:
+def run_contender(job: ContenderJob, timeout: float, module: str = CONTENDER) -> dict[str, Any]:
     """The job's result, or an `error` with the end of its log. `module` is what its process runs."""
     with TemporaryDirectory(prefix="dapo-bench-") as directory:
         answer, log = Path(directory) / "result.json", Path(directory) / "log"

@@ -42,10 +42,10 @@ def run_job(job: BenchJob) -> dict[str, Any]:
 
 
 def main() -> None:
-    answer(lambda text: run_job(BenchJob.from_json(text)))
+    answer_job(lambda text: run_job(BenchJob.from_json(text)))
 
 
-def answer(run: Callable[[str], dict[str, Any]]) -> None:
+def answer_job(run: Callable[[str], dict[str, Any]]) -> None:
     """Runs a job from the standard input, and writes its result to the file of the first argument."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     faulthandler.register(STACK_SIGNAL)

@@ -6,50 +6,15 @@ python -m dapo_rl.lab.bench.race RESULT < JOB
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from dapo_rl.config import Config
-from dapo_rl.lab.bench.contender import answer
+from dapo_rl.lab.bench.contender import answer_job
+from dapo_rl.lab.bench.race_job import RaceJob
 from dapo_rl.runs.directory import RunDirectory
 from dapo_rl.runs.display import Display
 from dapo_rl.trainer import DAPOTrainer
-
-
-@dataclass(frozen=True, slots=True)
-class RaceJob:
-    contender: str
-    """`dapo`, `trl`, or `evaluate`, which judges the weights that a contender saved."""
-    recipe: str
-    settings: tuple[str, ...]
-    seed: int
-    steps: int
-    every: int
-    """Steps between evaluations."""
-    variant: str = ""
-    weights: str = ""
-    """Where contenders save weights, in a folder for each step that is evaluated."""
-
-    def config(self, *more: str) -> Config:
-        own = (f"seed={self.seed}", f"train.steps={self.steps}", f"eval.every={self.every}")
-        quiet = (f"checkpoint.every={self.steps + 1}", "checkpoint.save_final=false", "log.rollouts=false")
-        return Config.load(self.recipe, [*self.settings, *own, *quiet, *more])
-
-    @property
-    def evaluated(self) -> list[int]:
-        """The steps after which the policy is evaluated."""
-        return sorted({0, *range(self.every, self.steps, self.every), self.steps})
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> RaceJob:
-        return TypeAdapter(cls).validate_json(text)
 
 
 def race_dapo(job: RaceJob) -> dict[str, Any]:
@@ -87,4 +52,4 @@ def run_race(job: RaceJob) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    answer(lambda text: run_race(RaceJob.from_json(text)))
+    answer_job(lambda text: run_race(RaceJob.from_json(text)))

@@ -18,7 +18,7 @@ from dapo_rl.base.format import counted, percent
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.compare import Tell, run_ours
 from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS, installed
-from dapo_rl.lab.bench.race import RaceJob
+from dapo_rl.lab.bench.race_job import RaceJob
 from dapo_rl.palette import BLUE, VERMILION
 
 PEERS = ("trl",)
@@ -46,7 +46,7 @@ class Race:
         return RaceJob(contender, self.recipe, settings, seed, self.steps, self.every, variant)
 
 
-def run_all(race: Race, timeout: float, tell: Tell) -> dict[str, Any]:
+def run_contenders(race: Race, timeout: float, tell: Tell) -> dict[str, Any]:
     for peer in race.contenders[1:]:
         if peer not in PEERS:
             raise UserError(f"--against: {peer!r} is not a peer of `bench race`; peers are: {', '.join(PEERS)}")

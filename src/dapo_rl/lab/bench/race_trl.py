@@ -22,7 +22,7 @@ from dapo_rl.data import stream_of
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.machine import synchronize
 from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS, Variant
-from dapo_rl.lab.bench.race import RaceJob
+from dapo_rl.lab.bench.race_job import RaceJob
 from dapo_rl.lab.bench.trl import QUIET, VLLM_ENVIRONMENT
 from dapo_rl.models.load import compute_dtype, load_model, pick_device
 from dapo_rl.models.save import save_model
