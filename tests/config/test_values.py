@@ -64,6 +64,7 @@ DEFAULTS = {
         **{"lr": None, "pretrain_steps": None, "lambda_policy": "adaptive", "lambda_critic": 1.0},
         **{"length_alpha": 0.05, "lambda_lowest": 0.0, "value_clip": None, "whiten": False},
     },
+    "teacher": {"name": None, "weight": 1.0},
     "eval": {"every": None, "prompts": None, "samples": 1, "temperature": 1.0, "top_p": 1.0},
     "checkpoint": {"every": None, "save_final": True, "keep": 2},
     "log": {"rollouts": True, "keep_rollouts": None, "report": True, "trackers": ()},
@@ -99,7 +100,7 @@ FROM_ZERO = (
 ABOVE_ZERO = (
     *("reward.timeout_s", "sampling.temperature", "sampling.top_p", "sampling.kv_memory_gib", "algo.importance_cap"),
     *("train.lr", "train.max_grad_norm", "critic.lr", "critic.length_alpha", "critic.value_clip", "eval.top_p"),
-    *("cluster.timeout_s", "model.lora.alpha", "env.timeout_s"),
+    *("cluster.timeout_s", "model.lora.alpha", "env.timeout_s", "teacher.weight"),
 )
 UP_TO_ONE = (
     *("sampling.top_p", "sampling.min_p", "eval.top_p", "train.min_lr_share", "critic.lambda_critic"),

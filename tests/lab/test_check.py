@@ -116,6 +116,8 @@ FLIPS = [
     ("overlong.cache_length", 2048, {"Punishment interval"}),
     ("overlong.factor", 0.5, {"Punishment interval"}),
     ("algo.kl_coef", 0.001, {"KL term"}),
+    ("teacher.name", "tiny", {"Teacher"}),
+    ("teacher.weight", 0.5, {"Teacher"}),
     ("algo.kl_kind", "k1", set()),  # without a coefficient it has no effect
     ("algo.kl_in", "reward", set()),  # likewise
     ("algo.positive_lm_coef", 0.1, {"LM loss of correct samples"}),

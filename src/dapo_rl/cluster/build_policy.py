@@ -26,6 +26,7 @@ from dapo_rl.models.lora import add_lora, has_lora
 from dapo_rl.models.recompute import can_recompute
 from dapo_rl.models.values import value_model
 from dapo_rl.train.random_state import seed_everything
+from dapo_rl.train.teacher import load_teacher
 
 RANK_GPUS = {"colocated": 0.6, "separate": 1.0, "shared": 0.55}
 """The share of a GPU that Ray sets aside for a rank. What it leaves to engines is too little for another rank."""
@@ -145,6 +146,8 @@ class RankRecipe:
         model, config = self._load_model(), self.config
         if config.model.lora is not None:
             add_lora(model, config.model.lora, config.seed)
+        if config.teacher.name is not None:
+            return model, {"reference": load_teacher(config, self.tokenizer, "cpu")}
         if config.algo.kl_coef == 0:
             return model, {}
         # A model with adapters is, without them, its own reference.

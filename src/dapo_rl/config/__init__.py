@@ -18,6 +18,7 @@ from dapo_rl.config.sections import (
     ModelSettings,
     RewardSettings,
     SamplingSettings,
+    TeacherSettings,
     TrainSettings,
     WeightedVerifier,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "Section",
     "SourceSettings",
     "Sources",
+    "TeacherSettings",
     "TrainSettings",
     "WeightedVerifier",
     "entries_of",

@@ -12,7 +12,7 @@ from dapo_rl.choices import FIXED_OPTIONS, KL_KINDS, NORMALIZATIONS, VERIFIERS, 
 from dapo_rl.config.sections import ClusterSettings
 from dapo_rl.config.settings import RunSettings
 from dapo_rl.engine_specs import ENGINES, engine_spec
-from dapo_rl.objectives import ADVANTAGES, GAE, LOSSES
+from dapo_rl.objectives import ADVANTAGES, DISTILL, GAE, LOSSES
 
 FIXED_TEMPLATE_ARGUMENTS = (
     *("conversation", "messages", "tokenize", "add_generation_prompt", "continue_final_message", "chat_template"),
@@ -24,7 +24,19 @@ FIXED_TEMPLATE_ARGUMENTS = (
 
 def conflicts(config: RunSettings) -> Iterator[str]:
     """All of them; the first is reported."""
-    for of_subject in (_names, _engine, _cluster, _critic, _algo, _data, _reward, _sampling, _overlong, _training):
+    for of_subject in (
+        _names,
+        _engine,
+        _cluster,
+        _critic,
+        _teacher,
+        _algo,
+        _data,
+        _reward,
+        _sampling,
+        _overlong,
+        _training,
+    ):
         yield from of_subject(config)
 
 
@@ -113,6 +125,20 @@ def _critic(config: RunSettings) -> Iterator[str]:
             f"algo.kl_in: reward with algo.advantage={config.algo.advantage}: a token's reward needs a critic; set "
             f"algo.kl_in=loss, or algo.advantage={GAE}"
         )
+
+
+def _teacher(config: RunSettings) -> Iterator[str]:
+    algo, teacher = config.algo, config.teacher
+    if algo.advantage == DISTILL and teacher.name is None:
+        yield f"algo.advantage: {DISTILL} needs a teacher; set teacher.name to a model with the same tokenizer"
+    if algo.advantage == DISTILL and config.sampling.dynamic:
+        yield (
+            f"sampling.dynamic: with algo.advantage={DISTILL} every group is informative; set sampling.dynamic=false"
+        )
+    if teacher.name is not None and config.has_critic:
+        yield "teacher.name: a critic's advantages take the place of the teacher's; use one of the two"
+    if teacher.name is not None and algo.kl_coef > 0:
+        yield "teacher.name: with algo.kl_coef the reference policy is the initial model; use one of the two"
 
 
 def _algo(config: RunSettings) -> Iterator[str]:

@@ -392,6 +392,14 @@ class TrainSettings(Section):
     """On a GPU in bfloat16: norms, activations, rotary embeddings and softmax in fused kernels."""
 
 
+class TeacherSettings(Section):
+    name: str | None = None
+    """On-policy distillation: a model with the same tokenizer, as a directory or a hub name. Its log-probabilities of
+    the sampled tokens are added to their advantages; with `algo.advantage: distill` they are all there is."""
+    weight: float = Field(1.0, gt=0)
+    """Weight of log π_teacher − log π in the advantage of a token."""
+
+
 class CriticSettings(Section):
     """The critic exists if `algo.advantage` is `gae`."""
 

@@ -22,6 +22,7 @@ from dapo_rl.config.sections import (
     OverlongSettings,
     RewardSettings,
     SamplingSettings,
+    TeacherSettings,
     TrainSettings,
 )
 from dapo_rl.objectives import GAE
@@ -48,6 +49,7 @@ class RunSettings(Section):
     overlong: OverlongSettings = OverlongSettings()
     train: TrainSettings = TrainSettings()
     critic: CriticSettings = CriticSettings()
+    teacher: TeacherSettings = TeacherSettings()
     eval: EvalSettings = EvalSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     log: LogSettings = LogSettings()

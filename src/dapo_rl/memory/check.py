@@ -192,7 +192,7 @@ class Need:
             MemoryPart("gradients", sizes.gradients, "float32"),
             MemoryPart("optimizer", sizes.moments, optimizer),
             MemoryPart("engine's weights", sizes.engine, self._engine),
-            MemoryPart("reference model", sizes.reference, "float32, for algo.kl_coef"),
+            MemoryPart("reference model", sizes.reference, "float32, for algo.kl_coef or as teacher"),
             MemoryPart("critic", sizes.critic, f"weights, gradients and {optimizer}"),
             MemoryPart("activations", activations, f"{tokens:,} tokens of {gib(self.token_bytes)}"),
             MemoryPart("update", sizes.working(tokens, self.recompute) - activations, update),

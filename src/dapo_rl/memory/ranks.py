@@ -277,7 +277,7 @@ def ranks_report(config: Config, size: ModelSize, machine: Memory, bfloat16: boo
         MemoryPart("weights", sizes.weights, shards),
         MemoryPart("gradients", sizes.gradients, shards),
         MemoryPart("optimizer", sizes.moments, optimizer),
-        MemoryPart("reference model", sizes.reference, "float32, for algo.kl_coef"),
+        MemoryPart("reference model", sizes.reference, "float32, for algo.kl_coef or as teacher"),
         MemoryPart("critic", sizes.critic, f"weights, gradients and {optimizer}"),
         MemoryPart("update", sizes.working(tokens, plan.recompute), f"{tokens:,} tokens, gathered layers, logits"),
         MemoryPart("engines", memory.engines(sizes), f"during updates, {config.cluster.placement}"),

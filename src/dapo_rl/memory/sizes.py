@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from dapo_rl.config import Config
 from dapo_rl.engine_specs import engine_spec
 from dapo_rl.engines.native.kv_cache import PAGE_TOKENS
-from dapo_rl.memory.model_size import ModelSize
+from dapo_rl.memory.model_size import ModelSize, size_of
 from dapo_rl.models.lm_head import CHUNK_ELEMENTS
 
 RUNTIME = 1 << 30
@@ -179,7 +179,7 @@ def run_sizes(
         gradients=4 * trained,
         moments=moment * trained,
         engine=own if spec.gpu_share is None else int(spec.gpu_share * memory),
-        reference=4 * size.parameters * (config.algo.kl_coef > 0 and not lora),
+        reference=_reference_bytes(config, size),
         casts=2 * size.body * bfloat16,
         layer_casts=2 * size.body // size.layers * bfloat16,
         head=head,
@@ -195,6 +195,13 @@ def run_sizes(
         kv_setting=kv,
         critic=(8 + moment) * size.parameters * config.has_critic,
     )
+
+
+def _reference_bytes(config: Config, size: ModelSize) -> int:
+    """Of the frozen model in float32: a teacher, or the initial model, unless it is the base of the adapters."""
+    if config.teacher.name is not None:
+        return 4 * size_of(config.teacher.name).parameters
+    return 4 * size.parameters * (config.algo.kl_coef > 0 and config.model.lora is None)
 
 
 def trained_parameters(config: Config, size: ModelSize) -> int:

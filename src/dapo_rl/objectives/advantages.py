@@ -155,6 +155,29 @@ ADVANTAGES[GAE] = AdvantageEntry(
 )
 
 
+def no_advantages(rewards: Tensor, mask: Tensor | None = None) -> Tensor:
+    """0 for every sample: what it is worth is said elsewhere, for each token."""
+    return rewards.float() * 0.0
+
+
+DISTILL = "distill"
+"""The estimator that leaves everything to a teacher."""
+ADVANTAGES[DISTILL] = AdvantageEntry(
+    no_advantages,
+    formula="per token: log π_teacher − log π of the policy that sampled it, times `teacher.weight`",
+    source="on-policy distillation ([MiniLLM](https://arxiv.org/abs/2306.08543), "
+    "[GKD](https://arxiv.org/abs/2306.13649))",
+    effect="rewards are not used: the policy learns to write what its teacher would",
+    alone=True,
+)
+
+
+def distilled(advantages: Tensor, teacher_logps: Tensor, logps: Tensor, mask: Tensor, *, weight: float) -> Tensor:
+    """`A + weight · (log π_teacher − log π)` of each token: the second term estimates the negative reverse KL
+    divergence from the teacher, of the token alone."""
+    return (advantages.float() + weight * (teacher_logps.float() - logps.float())).where(mask, 0.0)
+
+
 def _over_the_tokens(values_PG: Tensor, counted_PG: Tensor, lengths: Tensor, ddof: int, eps: float) -> Tensor:
     weight_PG = lengths.float().where(counted_PG, 0.0)
     total = weight_PG.sum()

@@ -74,6 +74,17 @@ def rewards_alone(rewards: ArrayLike, mask: ArrayLike | None = None) -> Array:
     return rewards_PG if mask is None else np.where(np.asarray(mask, bool), rewards_PG, 0.0)
 
 
+def no_advantages(rewards: ArrayLike, mask: ArrayLike | None = None) -> Array:
+    return np.zeros(np.shape(rewards))
+
+
+def distilled(
+    advantages: ArrayLike, teacher_logps: ArrayLike, logps: ArrayLike, mask: ArrayLike, *, weight: float
+) -> Array:
+    kl = np.asarray(logps, float) - np.asarray(teacher_logps, float)
+    return np.where(np.asarray(mask, bool), np.asarray(advantages, float) - weight * kl, 0.0)
+
+
 def gae(
     values: ArrayLike, rewards: ArrayLike, mask: ArrayLike, lambda_: float | ArrayLike, gamma: float | ArrayLike = 1.0
 ) -> Array:

@@ -18,6 +18,7 @@ from dapo_rl.models.recompute import can_recompute
 from dapo_rl.objectives.losses import TokenLosses
 from dapo_rl.train.critic import HFCritic
 from dapo_rl.train.policy import HFPolicy
+from dapo_rl.train.teacher import load_teacher
 
 
 def build_policy(
@@ -45,7 +46,7 @@ def build_policy(
         time_share=plan.time_share,
         longest=longest,
         dtype=compute_dtype(config.model, next(model.parameters()).device),
-        reference=reference_of(model) if config.algo.kl_coef > 0 else None,
+        reference=_reference(model, tokenizer, config),
         losses=losses,
         tokenizer=tokenizer,
         settings=config.model,
@@ -67,6 +68,13 @@ def build_critic(model: Any, tokenizer: Any, config: Config, longest: int, plan:
         longest=longest,
         dtype=compute_dtype(config.model, next(model.parameters()).device),
     )
+
+
+def _reference(model: Any, tokenizer: Any, config: Config) -> Any:
+    """The frozen model that samples are scored by, besides the policy; None if there is none."""
+    if config.teacher.name is not None:
+        return load_teacher(config, tokenizer)
+    return reference_of(model) if config.algo.kl_coef > 0 else None
 
 
 def reference_of(model: Any) -> Any:

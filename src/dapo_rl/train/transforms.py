@@ -21,6 +21,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.train.batch import with_advantages
 from dapo_rl.train.custom import Advantages
 from dapo_rl.train.gae import with_values
+from dapo_rl.train.teacher import with_teacher
 from dapo_rl.types import Batch, FloatArray, Trajectory
 
 Transform = Callable[[Batch], Batch]
@@ -46,9 +47,13 @@ def build_transforms(
         transforms.append(after_pretraining(config, scored("proximal_logps", policy.score)))
     if config.algo.kl_coef > 0:
         transforms.append(scored("ref_logps", policy.score_reference))
+    if config.teacher.name is not None:  # the reference policy is the teacher
+        transforms.append(scored("teacher_logps", policy.score_reference))
     if advantages.takes("entropy"):
         transforms.append(scored("entropy", policy.score_entropy))
     transforms.append(lambda batch: with_advantages(batch, advantages, config.env.turn_discount))
+    if config.teacher.name is not None:
+        transforms.append(lambda batch: with_teacher(batch, config.teacher.weight))
     if values is not None:
         transforms.append(lambda batch: with_values(batch, config, values))
     return (*transforms, *(CustomTransform(spec, config) for spec in config.train.transforms))

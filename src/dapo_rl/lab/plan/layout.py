@@ -120,7 +120,7 @@ class GpuMemory:
         for name, nbytes, about in (
             ("weights", sizes.weights, f"{self.size.parameters / 1e9:,.1f} B parameters, float32{shard}"),
             ("optimizer", sizes.moments, f"{optimizer}{shard}"),
-            ("reference model", sizes.reference, f"float32{shard}, for algo.kl_coef"),
+            ("reference model", sizes.reference, f"float32{shard}, for algo.kl_coef or as teacher"),
             ("critic", sizes.critic, f"weights, gradients and optimizer{shard}"),
         ):
             yield name, nbytes, nbytes * same, about
