@@ -29,6 +29,8 @@ class Factory:
         """Its class, which says whether it is asynchronous, stateless and deterministic."""
         self.tools: Sequence[ToolSchema] = ()
         """The tools of all episodes, where they are known before one begins."""
+        self.blocks = False
+        """Whether it is asynchronous in part only: a call can then block an event loop."""
         self._arguments, self._options = arguments, options
 
     def __call__(self) -> Any:
@@ -169,7 +171,7 @@ def _of_tools(settings: EnvSettings, tools: Sequence[Any]) -> Factory:
         loaded += [Tool(each.name, each.schema, each) for server in settings.mcp for each in mcp_tools(server)]
     environment = tools_environment(loaded)
     factory = Factory(type(environment), loaded)
-    factory.tools = environment.schemas
+    factory.tools, factory.blocks = environment.schemas, environment.blocks
     return factory
 
 
@@ -182,12 +184,14 @@ def _of_openenv(url: str, settings: EnvSettings) -> Factory:
 def _of_gymnasium(name: str, settings: EnvSettings) -> Factory:
     from dapo_rl.envs.gymnasium_env import Gymnasium
 
+    Gymnasium(name, **settings.options).close()  # a wrong name is found before a model is loaded
     return Factory(Gymnasium, name, **settings.options)
 
 
 def _of_textarena(name: str, settings: EnvSettings) -> Factory:
     from dapo_rl.envs.textarena_env import TextArena
 
+    TextArena(name, **settings.options)
     return Factory(TextArena, name, **settings.options)
 
 

@@ -1,8 +1,9 @@
 """Runs environments in worker processes, concurrently with the run, with enforced limits on time and memory.
 
 - Asynchronous environments share a process, in which many episodes are at work at a time.
-- Others share processes (`env.workers`), each of which makes one call at a time. Calls of a stateless environment, such
-  as a set of tools, go to any of them. An episode with a state stays in its process, alone as long as there are enough.
+- Others share processes (`env.workers`), each of which makes one call at a time; so do those of which only a part is
+  asynchronous. Calls of a stateless environment, such as a set of tools, go to any of them. An episode with a state
+  stays in its process, alone as long as there are enough.
 
 Whatever an environment does, each of its calls ends in a result or an `EpisodeFailure`, and only its own episode ends.
 If its process is killed, deterministic environments that shared it are brought back in a new one.
@@ -73,7 +74,7 @@ class EnvironmentPool:
         self.stateless = bool(getattr(kind, "stateless", False))
         self.takes_tokens = bool(getattr(kind, "takes_tokens", False))
         self.has_state = bool(getattr(kind, "has_state", False))
-        self.is_async = is_async(kind)
+        self.is_async = is_async(kind) and not getattr(factory, "blocks", False)
         self._opens = hasattr(kind, "open")
         at_work = AtWork(settings.workers or 1) if self.is_async else None
         service = environment_service(factory, name, settings, self.stateless, at_work)

@@ -101,9 +101,7 @@ class SharedProcesses:
         if isinstance(result, UserError):
             raise result
         if isinstance(result, EpisodeFailure) and result.reason == "lost":
-            result = EpisodeFailure(
-                "crashed", "its process was ended by the call of another episode; raise env.workers"
-            )
+            result = EpisodeFailure("lost", "its process was ended by the call of another episode; raise env.workers")
         if self._deterministic and not self._stateless and not isinstance(result, EpisodeFailure):
             with self._lock:
                 if key in self._episodes:

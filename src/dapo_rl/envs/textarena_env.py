@@ -6,6 +6,8 @@ The policy gets the game's messages since its last move. The game's reward comes
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from dapo_rl.base.quote import one_line
@@ -28,7 +30,26 @@ class TextArena:
         self._registry, self._single = _registry(name)
 
     def open(self, prompt: Prompt, seed: int) -> Opening:
-        random.seed(seed)  # some games draw before they are seeded
+        self._random = random.Random(seed).getstate()
+        with self._drawing():
+            return self._open(prompt, seed)
+
+    def step(self, turn: AssistantTurn) -> Observation:
+        with self._drawing():
+            return self._step(turn)
+
+    @contextmanager
+    def _drawing(self) -> Iterator[None]:
+        """Games draw from the module `random`, which other episodes of the process use too: each has its own state."""
+        others = random.getstate()
+        random.setstate(self._random)
+        try:
+            yield
+        finally:
+            self._random = random.getstate()
+            random.setstate(others)
+
+    def _open(self, prompt: Prompt, seed: int) -> Opening:
         try:
             self._game = self._registry.make(self._name, **self._options)
             self._inner = self._game
@@ -41,7 +62,7 @@ class TextArena:
             raise UserError(f"env.name: {PREFIX}{self._name} is a game for several players; the policy plays alone")
         return opening(prompt, self._heard())
 
-    def step(self, turn: AssistantTurn) -> Observation:
+    def _step(self, turn: AssistantTurn) -> Observation:
         done, _ = self._game.step(turn.text)
         invalid = bool(getattr(self._inner.state, "error_count", 0))
         if not done:

@@ -256,6 +256,8 @@ class _Tools:
 class ToolsEnvironment(_Tools):
     """Answers tool calls with the results of functions. A turn without a call ends the episode."""
 
+    blocks = True
+
     def __init__(self, tools: Sequence[Callable[..., Any] | Tool]) -> None:
         super().__init__(tools)
         if asynchronous := [tool.name for tool in self._tools.values() if tool.is_async]:
@@ -276,8 +278,12 @@ class ToolsEnvironment(_Tools):
 
 
 class AsyncToolsEnvironment(_Tools):
-    """As `ToolsEnvironment`, where a tool is asynchronous. The calls of a turn run concurrently, in threads if they are
-    of other functions."""
+    """As `ToolsEnvironment`, where a tool is asynchronous. Asynchronous calls of a turn run concurrently."""
+
+    @property
+    def blocks(self) -> bool:
+        """Whether a call of a synchronous tool can block its event loop."""
+        return not all(tool.is_async for tool in self._tools.values())
 
     async def step(self, turn: AssistantTurn) -> Observation:
         return _observation(turn.tool_calls, await asyncio.gather(*map(self._call, turn.tool_calls)))
@@ -288,9 +294,8 @@ class AsyncToolsEnvironment(_Tools):
             return prepared
         tool, arguments = prepared
         try:
-            if tool.is_async:
-                return await tool.function(**arguments)
-            return await asyncio.to_thread(tool.function, **arguments)
+            result = tool.function(**arguments)
+            return await result if tool.is_async else result
         except (Exception, SystemExit) as error:
             return _Failed(describe(error))
 

@@ -145,6 +145,8 @@ class TRLEnvironments:
         self.environment = self()
         """An example, which says whether it is asynchronous and deterministic."""
         self.tools: Sequence[ToolSchema] = _schemas(factory, tools)
+        self.blocks = not all(Tool.of(tool).is_async for tool in tools)
+        """Whether a function can block an event loop. An asynchronous class is trusted not to, in all its methods."""
 
     def __call__(self) -> TRLEnvironment:
         return TRLEnvironment(*self._arguments)
