@@ -3,9 +3,12 @@
 import pytest
 from support import make_prompt
 
+from dapo_rl import Config
 from dapo_rl.envs import AssistantTurn, Observation
+from dapo_rl.envs.build import build_environment
 from dapo_rl.envs.guess import Guess
 from dapo_rl.envs.inline_calculator import InlineCalculator
+from dapo_rl.errors import UserError
 
 
 def play(number, *guesses, **options):
@@ -64,3 +67,16 @@ def test_a_seed_gives_the_same_number():
 )
 def test_the_calculator_completes_equations(text, said):
     assert InlineCalculator().step(AssistantTurn(text)) == said
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("textarena:GuessTheNumbr-v0", r"textarena has no game 'GuessTheNumbr-v0'; did you mean textarena:GuessTheN"),
+        ("gymnasium:FrozenLaek-v1", r"env\.name: gymnasium:FrozenLaek-v1 cannot be made"),
+    ],
+)
+def test_a_wrong_name_is_found_before_the_run_begins(name, line):
+    pytest.importorskip(name.partition(":")[0])
+    with pytest.raises(UserError, match=line):
+        build_environment(Config.load("demo", [f"env.name={name}"]))

@@ -79,6 +79,7 @@ def test_the_responses_of_a_model_are_in_a_directory_with_its_name(model, begins
     ("data", "options", "words", "protocol", "message"),
     [
         (None, {}, [], None, "--data: name a .jsonl or .parquet file"),
+        (None, {}, ["env.agent=a.py:solve"], None, "--data: an agent needs rows to work on; name a .jsonl"),
         ("arithmetic", {}, [], "aime24", "did you mean aime2024?"),
         ("arithmetic", {"--k": 2}, ["eval.samples=3"], None, "eval.samples: given twice; --k is the same setting"),
         ("arithmetic", {}, ["data.eval=x.jsonl"], None, "data.eval: given twice; --data is the same setting"),

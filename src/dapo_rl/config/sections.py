@@ -209,9 +209,12 @@ class EnvSettings(Section):
 
     @field_validator("tools", "mcp", mode="before")
     @classmethod
-    def _read_list(cls, value: Any) -> Any:
+    def _read_list(cls, value: Any, info: ValidationInfo) -> Any:
         if value in (None, "none"):
             return ()
+        if isinstance(value, bool | int | float):
+            key = f"env.{info.field_name}"
+            raise ValueError(f"{key}: expected a name, a command or a list of them, got {shown(value)}; quote it")
         return (value,) if isinstance(value, str) else value
 
     @property

@@ -54,7 +54,7 @@ class VerifiersAgent:
         from verifiers.v1.utils.loaders import load_environment
 
         if COLUMN not in task:
-            raise UserError(f"env.name: {PREFIX}{self.name} needs its own tasks: data.source={PREFIX}{self.name}")
+            raise UserError(f"env.name: {PREFIX}{self.name} needs its own tasks: set data.train=tasks")
         # An environment serves the rollouts of one key: it keeps a client for each that it has seen.
         env = load_environment(self._settings)
         kind = type(env.taskset).task_type()
@@ -81,7 +81,9 @@ def rows(name: str, *, limit: int | None = None, taskset: Mapping[str, Any] | No
 
     loaded = load_taskset(_settings(name, taskset, {}).taskset)
     if limit is None and not loaded.bounded:
-        raise UserError(f"data.source: {PREFIX}{name} has infinitely many tasks; set a limit")
+        raise UserError(
+            f"data.train: {PREFIX}{name} has infinitely many tasks; limit them: {{source: tasks, size: 1000}}"
+        )
     try:
         for task in itertools.islice(loaded, limit):
             data = task.data.model_dump(mode="json", exclude_none=True)
@@ -89,7 +91,7 @@ def rows(name: str, *, limit: int | None = None, taskset: Mapping[str, Any] | No
     except UserError:
         raise
     except Exception as error:  # a taskset's own code may raise anything
-        raise UserError(f"data.source: {PREFIX}{name} cannot load its tasks: {one_line(error)}") from None
+        raise UserError(f"data.train: {PREFIX}{name} cannot load its tasks: {one_line(error)}") from None
 
 
 def _settings(name: str, taskset: Mapping[str, Any] | None, options: Mapping[str, Any]) -> Any:

@@ -27,7 +27,7 @@ The report has confidence intervals over problems, and with several models a pai
 
 A model is a directory, a run directory, a hub name, or tiny. The others are compared with the first. Problems that a
 file repeats, as verl's AIME 2024 does, count once. With env.name, env.tools or env.agent, episodes of several turns are
-played; without --data, the environment makes its tasks.
+played; without --data, the environment of env.name makes its tasks.
 
 The output directory contains evaluation.json, evaluation.png, and a Parquet file with every response of each model.
 Repeat the same command to resume an evaluation that was stopped; finished problems are not sampled again.

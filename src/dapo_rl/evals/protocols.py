@@ -96,10 +96,13 @@ def make_plan(
     """`options` have their names on the command line, `words` are `key=value`; both override the protocol. Without
     data, an environment makes its tasks."""
     words = list(words)
-    if not data and any(word.startswith(("env.name=", "env.agent=")) for word in words):
+    if not data and any(word.startswith("env.name=") for word in words):
         data = TASKS
     if not data:
-        raise UserError("--data: name a .jsonl or .parquet file, a hub data set, reasoning_gym:NAME, or arithmetic")
+        needs = "an agent needs rows to work on; " if any(word.startswith("env.agent=") for word in words) else ""
+        raise UserError(
+            f"--data: {needs}name a .jsonl or .parquet file, a hub data set, reasoning_gym:NAME, or arithmetic"
+        )
     chosen = {OPTIONS[option]: value for option, value in (options or {}).items() if value is not None}
     given = {"data.eval", *chosen}
     settings: dict[str, Any] = {}

@@ -383,9 +383,10 @@ class Sampler:
         if self._told_of_waiting or not self._settings.wait_for_verdicts or waited < max(LONG_WAIT_S, worked / 4):
             return None
         self._told_of_waiting = True
+        whom, workers = ("environments", "env.workers") if self.has_environment else ("verdicts", "reward.workers")
         return (
-            f"the engine waited {waited:.0f} s for verdicts and worked for {worked:.0f} s; raise reward.workers, or "
-            "set sampling.wait_for_verdicts=false, with which a seed no longer gives the same run"
+            f"the engine waited {waited:.0f} s for {whom} and worked for {worked:.0f} s; raise {workers}, or set "
+            "sampling.wait_for_verdicts=false, with which a seed no longer gives the same run"
         )
 
     def _check_verifier(self, builder: BatchBuilder) -> None:
