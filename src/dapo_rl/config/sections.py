@@ -89,9 +89,10 @@ class WeightedVerifier(Section):
 
 class RewardSettings(Section):
     verifier: str | tuple[WeightedVerifier, ...] = "math"
-    """`math` (the last `Answer:` line), `exact`, `gym`, or a custom function: `module:name` or `file.py:name`. Or a
-    list of these, whose scores are summed; {verifier: NAME, weight: 0.5} gives a weight. `none`, the default with
-    `env.name` or `env.agent`: the environment gives the rewards."""
+    """`math` (the last `Answer:` line), `exact`, `gym`, a custom function (`module:name` or `file.py:name`), a reward
+    model (`model:NAME`, a directory or a hub name), or a judge (a .yaml file, docs/verifiers.md). Or a list of these,
+    whose scores are summed; {verifier: NAME, weight: 0.5} gives a weight. `none`, the default with `env.name` or
+    `env.agent`: the environment gives the rewards."""
     boxed: bool = False
     """`math`: fall back to the last `\\boxed{}` if there is no `Answer:` line."""
     form: Literal["any", "same"] = "any"

@@ -78,6 +78,16 @@ class Critic(Protocol):
     def load(self, directory: Path) -> None: ...
 
 
+class Verifiers(Protocol):
+    """What the loop needs of the verifiers; the sampler has them judge."""
+
+    def figures(self) -> dict[str, float]:
+        """Metrics since the last call."""
+        ...
+
+    def release_memory(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Training:
     """The parts of a run, assembled from the settings by the caller."""
@@ -104,6 +114,7 @@ class Training:
     time_share: bool = False
     """Whether the engine and the policy take turns with the GPU's memory."""
     critic: Critic | None = None
+    verifiers: Verifiers | None = None
     recover: Recover | None = None
     """Restores the run after a rank was lost; raises if it cannot."""
 
@@ -297,6 +308,8 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
     sampled = time.perf_counter()
     if run.time_share:
         run.engine.release_memory()
+        if run.verifiers is not None:
+            run.verifiers.release_memory()
     for transform in run.transforms:
         batch = transform(batch)
     mismatch = _mismatch(run, step, batch)
@@ -326,6 +339,7 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
         "timing_s/step": seconds,
         "perf/throughput": fill.tokens_generated / seconds,
         **engine_metrics(run.engine),
+        **({} if run.verifiers is None else run.verifiers.figures()),
         **run.policy.figures(),
     }
     if config.cluster.backend is not None:
