@@ -397,6 +397,8 @@ class Batch:
     step: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What the transforms measured."""
+    trains_policy: bool = True
+    """False in value pre-training: it is for the critic alone."""
 
     def __len__(self) -> int:
         return len(self.groups)

@@ -121,6 +121,11 @@ def _critic(config: RunSettings) -> Iterator[str]:
             f"critic.pretrain_steps: {pretrain} of train.steps {steps} leave no step for the policy; use {steps // 8} "
             "or less, or raise train.steps"
         )
+    if config.has_critic and config.critic.pretrain_until is not None and not pretrain:
+        yield (
+            f"critic.pretrain_until: {config.critic.pretrain_until:g} with critic.pretrain_steps=0: there is no value "
+            "pre-training to end; set critic.pretrain_steps to the most steps it may take"
+        )
     if config.kl_in_reward and not config.has_critic:
         yield (
             f"algo.kl_in: reward with algo.advantage={config.algo.advantage}: a token's reward needs a critic; set "
