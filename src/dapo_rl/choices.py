@@ -132,6 +132,19 @@ NO_VERIFIER = "none"
 """`reward.verifier` where the environment gives all rewards."""
 
 
+REWARD_MODEL = "model:"
+"""The prefix of a reward model in `reward.verifier`."""
+
+
+def is_reward_model(verifier: str) -> bool:
+    return verifier.startswith(REWARD_MODEL)
+
+
+def is_judge(verifier: str) -> bool:
+    """Whether a verifier is a file that describes a judge."""
+    return verifier.endswith((".yaml", ".yml"))
+
+
 def is_function(name: str) -> bool:
     """Whether a setting names a user-defined function, `module:name` or `file.py:name`."""
     return ":" in name

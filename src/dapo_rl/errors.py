@@ -51,6 +51,11 @@ class StopRequested(Exception):  # noqa: N818
     """A stop was requested during sampling or an evaluation, which is abandoned. It ends a run, and is not an error."""
 
 
+class VerifierStopError(StopRequested, UserError):
+    """A verifier cannot go on: its budget is spent, or a file of it cannot be written. The run stops with a checkpoint,
+    and says why."""
+
+
 class CapReachedError(UserError):
     """Dynamic sampling reached `sampling.cap` before the batch was full, with `sampling.on_cap: error`."""
 

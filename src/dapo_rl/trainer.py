@@ -20,9 +20,10 @@ from dapo_rl.compat.trl.arguments import (
     check_arguments,
     check_environments,
     refuse_arguments,
-    refuse_models,
+    refuse_processor,
     refuse_unknown,
     resume_requested,
+    with_reward_models,
 )
 from dapo_rl.compat.trl.callbacks import CallbackArguments, Callbacks, with_trl_names
 from dapo_rl.compat.trl.grpo_config import count_rows, script_settings
@@ -53,7 +54,8 @@ class DAPOTrainer:
             trainer.train()
 
     `model` is a name or directory, or a loaded model, also a `PeftModel`, with its tokenizer as `processing_class`.
-    `reward_funcs` is a verifier's name, a function in TRL's or verl's signature, or a list of them. Data sets are
+    `reward_funcs` is a verifier's name, a function in TRL's or verl's signature, a reward model (a name, a directory or
+    a loaded one, with its tokenizer in `reward_processing_classes`), or a list of them. Data sets are
     anything that `data.train` accepts, a list of rows, or a Hugging Face data set. `engine` is an engine, or a class or
     function that makes one, called as `Class(model, tokenizer, settings, dtype=dtype, longest=longest)`. Arguments that
     are not given come from `config`: a `Config`, the path or name of a recipe, or a mapping of settings with nested or
@@ -94,14 +96,14 @@ class DAPOTrainer:
         refuse_unknown(DAPOTrainer, unknown, "DAPOTrainer")
         check_arguments(model=model, config=config, engine=engine, run_dir=run_dir, display=display)
         refuse_arguments(
-            reward_processing_classes=reward_processing_classes,
             optimizers=optimizers,
             quantization_config=quantization_config,
             rollout_func=rollout_func,
         )
         check_arguments(tools=tools, environment_factory=environment_factory)
         check_environments(environment_factory, tools, reward_funcs, train_dataset, args)
-        refuse_models(reward_funcs, processing_class)
+        refuse_processor(processing_class)
+        reward_funcs = with_reward_models(reward_funcs, reward_processing_classes)
         check_arguments(processing_class=processing_class)
         # transformers' progress bars for loading and saving weights would disturb the display.
         logging.disable_progress_bar()

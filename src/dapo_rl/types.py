@@ -77,6 +77,8 @@ class Prompt(Record):
     """All other columns of the row, passed to verifiers unchanged."""
     origin: str = ""
     """The entry of a list of sources that it comes from; empty if there is no list."""
+    question: str = ""
+    """A prompt of plain text before the chat template, if it went through it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", _array("Prompt.token_ids", self.token_ids, np.int32, None))
@@ -395,6 +397,8 @@ class Batch:
     step: int = 0
     metrics: Mapping[str, float] = field(default_factory=dict)
     """What the transforms measured."""
+    trains_policy: bool = True
+    """False in value pre-training: it is for the critic alone."""
 
     def __len__(self) -> int:
         return len(self.groups)

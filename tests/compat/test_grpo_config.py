@@ -6,13 +6,14 @@ from types import SimpleNamespace
 import pytest
 from grpo_fields import decisions
 
-from dapo_rl.compat.trl.arguments import REFUSED, refuse_arguments, refuse_models
+from dapo_rl.compat.trl.arguments import REFUSED, refuse_arguments, refuse_processor, with_reward_models
 from dapo_rl.compat.trl.grpo_config import is_grpo_config, read_grpo_config, script_settings
 from dapo_rl.config import Config
 from dapo_rl.config.peers import LIBRARIES
 from dapo_rl.config.peers.values import NoCounterpartError
 from dapo_rl.convert.draft import default_of
 from dapo_rl.errors import UserError
+from dapo_rl.models.tokenizer import build_tokenizer
 
 trl = pytest.importorskip("trl")
 rewards = pytest.importorskip("trl.rewards")
@@ -206,17 +207,24 @@ def test_arguments_without_a_counterpart_are_refused_by_name(name):
         refuse_arguments(**{name: (object(), None)})
 
 
-def test_models_as_rewards_and_processors_are_refused():
-    refuse_models(["math", "rewards.py:score", len], None)
-    with pytest.raises(
-        UserError, match="reward_funcs: org/reward-model is a reward model; rewards come from functions"
-    ):
-        refuse_models([len, "org/reward-model"], None)
-    model = SimpleNamespace(forward=None, parameters=None)
-    with pytest.raises(UserError, match="SimpleNamespace is a reward model"):
-        refuse_models(model, None)
+def test_names_and_models_become_reward_models():
+    plain = ["math", "rewards.py:score", "rules/judge.yaml", "rules/rewards.py:score", len]
+    assert with_reward_models(plain, None) == plain
+    model, words = SimpleNamespace(forward=None, parameters=None), build_tokenizer()
+    first, second, third = with_reward_models([len, "org/reward-model", model], [None, None, words])
+    assert first is len
+    assert (second.model, second.processing_class) == ("org/reward-model", None)
+    assert (third.model, third.processing_class) == (model, words)
+    assert with_reward_models("model:org/m", words).model == "org/m"
+    with pytest.raises(UserError, match=r"^reward_processing_classes: 1 for 2 reward functions; give one for each"):
+        with_reward_models([len, "org/m"], [words])
+    with pytest.raises(UserError, match=r"^reward_processing_classes: 'math' is no model; give None for it"):
+        with_reward_models(["math"], [words])
+
+
+def test_processors_are_refused():
     with pytest.raises(UserError, match="is a processor of images or audio, which are not supported; to train on text"):
-        refuse_models("math", SimpleNamespace(image_processor=None, tokenizer=None))
+        refuse_processor(SimpleNamespace(image_processor=None, tokenizer=None))
 
 
 def test_a_value_without_a_counterpart_says_why():

@@ -61,6 +61,7 @@ DEFAULTS = {
         **{"memory": "auto", "fused": True},
     },
     "critic": {
+        **{"model": None, "pretrain_until": None},
         **{"lr": None, "pretrain_steps": None, "lambda_policy": "adaptive", "lambda_critic": 1.0},
         **{"length_alpha": 0.05, "lambda_lowest": 0.0, "value_clip": None, "whiten": False},
     },
@@ -100,11 +101,13 @@ FROM_ZERO = (
 ABOVE_ZERO = (
     *("reward.timeout_s", "sampling.temperature", "sampling.top_p", "sampling.kv_memory_gib", "algo.importance_cap"),
     *("train.lr", "train.max_grad_norm", "critic.lr", "critic.length_alpha", "critic.value_clip", "eval.top_p"),
+    *("critic.pretrain_until",),
     *("cluster.timeout_s", "model.lora.alpha", "env.timeout_s", "teacher.weight"),
 )
 UP_TO_ONE = (
     *("sampling.top_p", "sampling.min_p", "eval.top_p", "train.min_lr_share", "critic.lambda_critic"),
     *("critic.lambda_lowest", "reward.max_error_share", "env.max_error_share", "env.turn_discount"),
+    *("critic.pretrain_until",),
 )
 
 

@@ -82,6 +82,8 @@ FLIPS = [
     ("critic.lambda_policy", 1.0, {"Length-adaptive GAE", "Decoupled GAE"}),
     ("critic.length_alpha", 0.1, {"Length alpha"}),
     ("critic.lambda_lowest", 0.5, {"Length alpha"}),
+    ("critic.model", "rm", set()),
+    ("critic.pretrain_until", 0.5, set()),
     ("critic.lambda_lowest", 1.0, {"Length alpha"}),
     ("critic.value_clip", 0.2, {"Value clip"}),
     ("critic.whiten", True, {"Whitening"}),

@@ -219,3 +219,12 @@ def test_a_local_run_outlives_its_terminal_saves_when_stopped_and_resumes(left_a
     assert second.returncode == 0, second.stdout
     assert f"resumed from {run}/checkpoints/step-{done}" in second.stdout
     assert steps(run) == list(range(1, done + 2))
+
+
+def test_judges_and_reward_models_are_shipped(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "rm").mkdir()
+    for name in ("judge.yaml", "rm/config.json", "model.py"):
+        (tmp_path / name).write_text("", encoding="utf-8")
+    config = Config.load("demo", ["reward.verifier=[judge.yaml, 'model:rm', 'model:org/other']"])
+    assert {each.there for each in files_to_ship(None, config)} == {"judge.yaml", "rm/config.json"}

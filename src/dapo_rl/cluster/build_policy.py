@@ -24,7 +24,7 @@ from dapo_rl.memory.ranks import RankMemory
 from dapo_rl.models.load import find_model, load_model, pad_id, pick_device
 from dapo_rl.models.lora import add_lora, has_lora
 from dapo_rl.models.recompute import can_recompute
-from dapo_rl.models.values import value_model
+from dapo_rl.train.critic_start import first_critic
 from dapo_rl.train.random_state import seed_everything
 from dapo_rl.train.teacher import load_teacher
 
@@ -154,7 +154,7 @@ class RankRecipe:
         return model, {"reference": model if has_lora(model) else copy.deepcopy(model).requires_grad_(False)}
 
     def _load_critic(self) -> tuple[Any, dict[str, Any]]:
-        return value_model(self._load_model()), {}
+        return first_critic(self._load_model(), self.tokenizer, self.config), {}
 
     def _load_model(self) -> Any:
         """On the host: a layer is moved to the device when it is sharded."""

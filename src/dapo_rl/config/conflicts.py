@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
-from dapo_rl.choices import FIXED_OPTIONS, KL_KINDS, NORMALIZATIONS, VERIFIERS, is_function
+from dapo_rl.choices import FIXED_OPTIONS, KL_KINDS, NORMALIZATIONS, VERIFIERS, is_function, is_judge
 from dapo_rl.config.sections import ClusterSettings
 from dapo_rl.config.settings import RunSettings
 from dapo_rl.engine_specs import ENGINES, engine_spec
@@ -47,7 +47,8 @@ def _names(config: RunSettings) -> Iterator[str]:
     yield from _unknown("algo.loss", algo.loss, LOSSES)
     yield from _unknown("algo.advantage", algo.advantage, ADVANTAGES, normalize and f"set algo.normalize={normalize}")
     for entry in config.reward.verifiers:
-        yield from _unknown("reward.verifier", entry.verifier, VERIFIERS)
+        if not is_judge(entry.verifier):
+            yield from _unknown("reward.verifier", entry.verifier, VERIFIERS)
     yield from _unknown("engine", config.engine, ENGINES, kind="one of your own is named module:Class or file.py:Class")
 
 
@@ -119,6 +120,11 @@ def _critic(config: RunSettings) -> Iterator[str]:
         yield (
             f"critic.pretrain_steps: {pretrain} of train.steps {steps} leave no step for the policy; use {steps // 8} "
             "or less, or raise train.steps"
+        )
+    if config.has_critic and config.critic.pretrain_until is not None and not pretrain:
+        yield (
+            f"critic.pretrain_until: {config.critic.pretrain_until:g} with critic.pretrain_steps=0: there is no value "
+            "pre-training to end; set critic.pretrain_steps to the most steps it may take"
         )
     if config.kl_in_reward and not config.has_critic:
         yield (

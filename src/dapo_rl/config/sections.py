@@ -89,9 +89,10 @@ class WeightedVerifier(Section):
 
 class RewardSettings(Section):
     verifier: str | tuple[WeightedVerifier, ...] = "math"
-    """`math` (the last `Answer:` line), `exact`, `gym`, or a custom function: `module:name` or `file.py:name`. Or a
-    list of these, whose scores are summed; {verifier: NAME, weight: 0.5} gives a weight. `none`, the default with
-    `env.name` or `env.agent`: the environment gives the rewards."""
+    """`math` (the last `Answer:` line), `exact`, `gym`, a custom function (`module:name` or `file.py:name`), a reward
+    model (`model:NAME`, a directory or a hub name), or a judge (a .yaml file, docs/verifiers.md). Or a list of these,
+    whose scores are summed; {verifier: NAME, weight: 0.5} gives a weight. `none`, the default with `env.name` or
+    `env.agent`: the environment gives the rewards."""
     boxed: bool = False
     """`math`: fall back to the last `\\boxed{}` if there is no `Answer:` line."""
     form: Literal["any", "same"] = "any"
@@ -406,11 +407,17 @@ class TeacherSettings(Section):
 class CriticSettings(Section):
     """The critic exists if `algo.advantage` is `gae`."""
 
+    model: str | None = None
+    """A reward model that the critic starts from, as a directory or a hub name, of the policy's architecture and with
+    its tokenizer; none: from the policy's weights, with a new head."""
     lr: float | None = Field(None, gt=0)
     """Its learning rate; by default 2 × train.lr, as in VAPO. Its other optimizer settings are those of `train`."""
     pretrain_steps: int | None = Field(None, ge=0)
     """Value pre-training: the first steps train the critic alone; by default 50, and at most an eighth of
     train.steps."""
+    pretrain_until: float | None = Field(None, gt=0, le=1)
+    """Value pre-training ends early, after the first step in which the critic explains this share of the returns'
+    variance (`critic/vf_explained_var`)."""
     lambda_policy: float | Literal["adaptive"] = "adaptive"
     """λ of the policy's advantages: a number, or `adaptive`, 1 − 1 / (length_alpha × tokens of the response)."""
     lambda_critic: float = Field(1.0, ge=0, le=1)

@@ -29,6 +29,8 @@ class Reading:
     token_ids: tuple[int, ...]
     messages: Messages | None
     """The messages, including the system prompt, if the data has messages."""
+    question: str = ""
+    """Plain text that went through the chat template."""
 
 
 class Tokenizer(Protocol):
@@ -92,7 +94,8 @@ class PromptReader:
             if not takes_it and self._ends_too_early(text, ids):
                 ids = ids[:-1]
             kept = None if isinstance(prompt, str) else messages
-            readings.append(Reading(text, ids, kept) if ids else BadRowError("the prompt has no tokens"))
+            question = prompt if takes_it and isinstance(prompt, str) else ""
+            readings.append(Reading(text, ids, kept, question) if ids else BadRowError("the prompt has no tokens"))
         return readings
 
     def _with_system(self, messages: Messages) -> Messages:

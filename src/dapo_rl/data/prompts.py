@@ -147,6 +147,7 @@ class PromptBuilder:
             # A prompt with another name (`question`) stays a column: reward functions ask for it by that name.
             columns={k: v for k, v in row.columns.items() if k != "prompt" or name != "prompt"},
             origin=row.origin,
+            question=reading.question,
         )
 
 

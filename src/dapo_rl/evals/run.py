@@ -45,6 +45,7 @@ from dapo_rl.rewards import build_verifier
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rollout.build_conversations import build_conversations, longest_episode
 from dapo_rl.rollout.conversation import Conversations
+from dapo_rl.rollout.reward_model import load_reward_models
 from dapo_rl.types import Group, Prompt
 
 SETTINGS = "settings.json"
@@ -81,7 +82,7 @@ def evaluate_models(
     with _locked(out):
         # Workers are forked from this process, so they must start before any threads or a GPU context.
         with ExitStack() as resources:
-            judges = _judges(plan, resources)
+            judges = _judges(plan, out, resources)
             for model in models:
                 _evaluate(plan, model, rows, settings, _home(out, model), judges, progress)
                 _free_memory()
@@ -108,15 +109,18 @@ class _Judges:
     environments: Environments | None
 
 
-def _judges(plan: EvalPlan, resources: ExitStack) -> _Judges:
+def _judges(plan: EvalPlan, out: Path, resources: ExitStack) -> _Judges:
     config = plan.config
     judged = config.reward.verifier != NO_VERIFIER or not gives_rewards(config)
     verifier = None
     if judged:
         verifier = resources.enter_context(VerifierPool(build_verifier(config.reward), config.reward))
+        verifier.begin(out)
     environments = build_environment(config)
     if environments is not None:
         resources.callback(environments.close)
+    if verifier is not None:
+        load_reward_models(verifier, config, pick_device(config.model.device))
     return _Judges(verifier, resources.enter_context(closing(Voting(config.reward, judged))), environments)
 
 

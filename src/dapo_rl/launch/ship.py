@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dapo_rl.base.format import gib
-from dapo_rl.choices import is_function
+from dapo_rl.choices import REWARD_MODEL, is_function, is_judge, is_reward_model
 from dapo_rl.config import Config, entries_of
 from dapo_rl.data.files import SUFFIXES
 from dapo_rl.errors import UserError
@@ -73,10 +73,15 @@ def _named(config: Config) -> Iterator[tuple[str, str]]:
         "engine": config.engine,
     }
     verifiers = [("reward.verifier", entry.verifier) for entry in config.reward.verifiers]
+    for key, name in verifiers:
+        path = name.removeprefix(REWARD_MODEL)
+        if is_judge(name) or (is_reward_model(name) and Path(path).is_dir()):
+            yield key, path
     for key, name in [*functions.items(), *verifiers]:
         where = name.rpartition(":")[0]
-        if is_function(name) and (path := where if where.endswith(".py") else _module_here(where)):
-            yield key, path
+        file = where if where.endswith(".py") else _module_here(where)
+        if is_function(name) and not is_reward_model(name) and file:
+            yield key, file
     if Path(config.model.name).is_dir():
         yield "model.name", config.model.name
 

@@ -194,13 +194,14 @@ class Need:
             MemoryPart("engine's weights", sizes.engine, self._engine),
             MemoryPart("reference model", sizes.reference, "float32, for algo.kl_coef or as teacher"),
             MemoryPart("critic", sizes.critic, f"weights, gradients and {optimizer}"),
+            MemoryPart("reward model", sizes.reward, "for reward.verifier"),
             MemoryPart("activations", activations, f"{tokens:,} tokens of {gib(self.token_bytes)}"),
             MemoryPart("update", sizes.working(tokens, self.recompute) - activations, update),
             self._cache(sequences),
             MemoryPart("graphs", sizes.graphs, "of decoding steps"),
             MemoryPart("runtime", RUNTIME, "CUDA and its libraries" if self.on_gpu else "Python and its libraries"),
         )
-        freed = ("engine's weights", "KV cache") if self.plan and self.plan.time_share else ()
+        freed = ("engine's weights", "KV cache", "reward model") if self.plan and self.plan.time_share else ()
         return tuple(part for part in parts if part.bytes and part.name not in freed)
 
     def least(self) -> int:

@@ -130,6 +130,24 @@ def size_of(name: str) -> ModelSize:
         raise UserError(f"model.name: the size of {name} is unknown: {why}") from None
 
 
+def classifier_parameters(name: str) -> int:
+    """The parameters of a reward model, or 0 if they are unknown: a loaded one may have no name."""
+    import torch
+    from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig
+
+    from dapo_rl.models.load import find_model
+
+    try:
+        path = find_model(name)
+        check_config(PreTrainedConfig.get_config_dict(path, local_files_only=True)[0], name)
+        config = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        with torch.device("meta"):
+            model = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
+    except Exception:  # a missing file, an unknown architecture, a damaged config: the run says so
+        return 0
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
 def count_parameters(config: Any) -> ModelSize:
     """The size of a model with this config. Its parameters are counted on the meta device, which holds no data."""
     import torch

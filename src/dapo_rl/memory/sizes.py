@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from dapo_rl.choices import REWARD_MODEL, is_reward_model
 from dapo_rl.config import Config
 from dapo_rl.engine_specs import engine_spec
 from dapo_rl.engines.native.kv_cache import PAGE_TOKENS
-from dapo_rl.memory.model_size import ModelSize, size_of
+from dapo_rl.memory.model_size import ModelSize, classifier_parameters, size_of
 from dapo_rl.models.lm_head import CHUNK_ELEMENTS
 
 RUNTIME = 1 << 30
@@ -66,6 +67,8 @@ class RunSizes:
     """The cache as the user sets it."""
     critic: int = 0
     """Weights, gradients and moments of a critic, which is never trained at the same time as the policy."""
+    reward: int = 0
+    """Weights of reward models, which are moved to the host during updates in turns."""
 
     @property
     def lora(self) -> bool:
@@ -110,7 +113,7 @@ class RunSizes:
 
     def sampling(self, kv: int) -> int:
         """While sampling in turns: without gradients and activations."""
-        return self._always + self.engine + self.prefill + kv
+        return self._always + self.reward + self.engine + self.prefill + kv
 
     def updating(self, tokens: int, recompute: bool) -> int:
         """While updating in turns, with micro-batches of so many tokens: without the engine's weights and cache."""
@@ -119,7 +122,7 @@ class RunSizes:
     def keeping(self, kv: int, tokens: int, recompute: bool) -> int:
         """If everything stays in memory."""
         work = max(self.prefill, self.working(tokens, recompute))
-        return self._always + self.gradients + self.engine + kv + work
+        return self._always + self.reward + self.gradients + self.engine + kv + work
 
     def working(self, tokens: int, recompute: bool) -> int:
         """Activations, copies of weights and the output layer's memory. At the end of the forward pass there is a chunk
@@ -194,7 +197,16 @@ def run_sizes(
         sequences=sequences,
         kv_setting=kv,
         critic=(8 + moment) * size.parameters * config.has_critic,
+        reward=_reward_bytes(config, width, on_cpu),
     )
+
+
+def _reward_bytes(config: Config, width: int, on_cpu: bool) -> int:
+    """Of reward models on this device; a cluster's are in its driver."""
+    if config.cluster.backend is not None and not on_cpu:
+        return 0
+    names = [entry.verifier for entry in config.reward.verifiers if is_reward_model(entry.verifier)]
+    return sum(width * classifier_parameters(name.removeprefix(REWARD_MODEL)) for name in names)
 
 
 def _reference_bytes(config: Config, size: ModelSize) -> int:

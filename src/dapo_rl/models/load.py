@@ -14,7 +14,14 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+)
 
 from dapo_rl.base.hub import cache_only, hub_problem
 from dapo_rl.base.suggest import did_you_mean, nearest_path
@@ -27,6 +34,8 @@ from dapo_rl.models.weights import BUCKET_BYTES, WeightSource
 TINY = Path(__file__).parent / "tiny"
 """The embedded model: a Llama of about a million parameters that does step-by-step arithmetic."""
 TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
+HEADS = ("score", "classifier", "classification_head", "pre_classifier", "pooler", "v_head")
+"""The first parts of the names of classification heads' weights."""
 CPU_FEATURES = Path("/proc/cpuinfo")
 Loaded = TypeVar("Loaded")
 
@@ -40,6 +49,14 @@ def load_model(settings: ModelSettings) -> tuple[Any, Any]:
 def load_empty(settings: ModelSettings) -> tuple[Any, Any]:
     """The model without its weights, on torch's meta device, and the tokenizer."""
     return _found(settings.name, lambda path: _load_empty(path, settings.name))
+
+
+def load_reward_model(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+    """A model with a classification head of one label, and its tokenizer; raises a UserError without a key."""
+    try:
+        return _found(name, lambda path: _load_reward_model(path, name, device, dtype))
+    except UserError as error:
+        raise UserError(str(error).removeprefix("model.name: "), error.more) from None
 
 
 def load_tokenizer(name: str) -> Any:
@@ -103,6 +120,31 @@ def _load(path: str | Path, name: str, device: torch.device) -> tuple[Any, Any]:
             f"model.name: the weights of {name} need {gibibytes:.1f} GiB, more than is free on the GPU; "
             "use a smaller model, or stop other programs on the GPU"
         ) from None
+
+
+def _load_reward_model(path: str | Path, name: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
+    _check_config(path, name)
+    tokenizer = _tokenizer(path, name)
+    try:
+        model, loading = AutoModelForSequenceClassification.from_pretrained(
+            path, dtype=dtype, output_loading_info=True, trust_remote_code=False, weights_only=True
+        )
+    except Exception as error:
+        raise UserError(f"{name} {_why_not(error, 'config.json')}") from None
+    if new := [key for key in loading["missing_keys"] if key.split(".")[0] in HEADS]:
+        raise UserError(
+            f"{name} has no classification head ({new[0]} is not among its weights): it is not a reward model but a "
+            "language model"
+        )
+    check_one_label(model, name)
+    _check_weights(model, loading, name)
+    return model.eval().requires_grad_(False).to(device), tokenizer
+
+
+def check_one_label(model: Any, name: str) -> None:
+    """Rejects a classifier of several classes, whose outputs are no score."""
+    if (labels := getattr(model.config, "num_labels", None)) != 1:
+        raise UserError(f"{name} has {labels} labels; a reward model has one, the score")
 
 
 def _load_empty(path: str | Path, name: str) -> tuple[Any, Any]:

@@ -34,6 +34,27 @@ def value_model(model: Any) -> Any:
     return critic
 
 
+def value_model_from(reward_model: Any, model: Any) -> Any:
+    """A critic that starts as a reward model of the same architecture: with its backbone, and its score as the head.
+    Raises ValueError if it has another architecture."""
+    critic = value_model(model)
+    head = getattr(reward_model, "score", None)
+    if not isinstance(head, nn.Linear) or head.weight.shape != critic.get_output_embeddings().weight.shape:
+        raise ValueError(f"the head of {type(reward_model).__name__} is not a linear layer of the policy's width")
+    own, given = critic.base_model.state_dict(), reward_model.base_model.state_dict()
+    if own.keys() != given.keys():
+        raise ValueError(f"its weights are not those of the policy: {min(own.keys() ^ given.keys())} is in one alone")
+    for name, weight in own.items():
+        if weight.shape != given[name].shape:
+            raise ValueError(f"{name} is {list(given[name].shape)}, and the policy's {list(weight.shape)}")
+    critic.base_model.load_state_dict(given)
+    with torch.no_grad():
+        critic.get_output_embeddings().weight.copy_(head.weight)
+        if head.bias is not None:
+            critic.get_output_embeddings().bias.copy_(head.bias)
+    return critic
+
+
 class ResponseValues(ResponsePass[TokenValues]):
     """Computes the values of the states in which response tokens were chosen."""
 

@@ -33,18 +33,23 @@ class CombinedVerifier:
         names: Sequence[str] | None = None,
         limits: Sequence[float | None] | None = None,
         timeout_s: float = 0.0,
+        *,
+        partial: bool = False,
     ) -> None:
-        """`names` are those of the curves. `limits` are the time limits of individual verifiers, by default their
+        """`partial`: that no verifier applies to a sample is no error, as there are others elsewhere.
+
+        `names` are those of the curves. `limits` are the time limits of individual verifiers, by default their
         attribute `timeout_s`; `timeout_s` is the limit of all verifiers without one together."""
         if not verifiers:
             raise UserError("reward functions: the list is empty; give at least one")
         if len(verifiers) > MOST_LOGGED:
             raise UserError(f"reward functions: {len(verifiers)} are too many; the limit is {MOST_LOGGED}")
         self.verifiers = tuple(verifiers)
-        self.weights = _checked(weights, len(verifiers))
+        self.weights = checked_weights(weights, len(verifiers))
         self.names = unique([curve_name(verifier) for verifier in verifiers] if names is None else names)
         self._limits = [limit_of(verifier) for verifier in verifiers] if limits is None else list(limits)
         self._others_s = timeout_s
+        self._partial = partial
         self.needs_answer = any(trait(verifier, "needs_answer") for verifier in verifiers)
         self.per_sample = all(trait(verifier, "per_sample") for verifier in verifiers)
         self.text_only = all(trait(verifier, "text_only") for verifier in verifiers)
@@ -82,12 +87,14 @@ class CombinedVerifier:
             for index, of_sample in enumerate(zip(*opinions, strict=True))
         ]
         own = [verdict.metrics for opinion in opinions for verdict in opinion if verdict is not None]
-        return with_metrics(verdicts, _joined([*(each.log.metrics for each in calls), *own]))
+        return with_all_metrics(verdicts, [*(each.log.metrics for each in calls), *own])
 
     def _combine(self, verdicts: Sequence[Verdict | None], extra: dict[str, Loggable]) -> Verdict:
         named = zip(self.names, self.weights, verdicts, strict=True)
         applied = [(name, weight, verdict) for name, weight, verdict in named if verdict is not None]
         if not applied:
+            if self._partial:
+                return Verdict(0.0, False, "wrong", extra=limited(extra))
             return Verdict(0.0, False, "error", detail="every reward function returned None", extra=limited(extra))
         extra = limited({name: value for _, _, verdict in applied for name, value in verdict.extra.items()} | extra)
         for _, _, verdict in applied:
@@ -108,7 +115,7 @@ def unique(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(taken)
 
 
-def _checked(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
+def checked_weights(weights: Sequence[float] | None, count: int) -> tuple[float, ...]:
     if weights is None:
         return (1.0,) * count
     if len(weights) != count:
@@ -133,6 +140,11 @@ def _is_async(verifier: Verifier) -> bool:
 
 def _extra(calls: Sequence[Calls], index: int) -> dict[str, Loggable]:
     return {name: value for each in calls for name, value in each.log.extra(index).items()}
+
+
+def with_all_metrics(verdicts: list[Verdict], logged: Sequence[Mapping[str, tuple[float, int]]]) -> list[Verdict]:
+    """The verdicts of a call, with what all functions logged."""
+    return with_metrics(verdicts, _joined(logged))
 
 
 def _joined(logged: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, tuple[float, int]]:

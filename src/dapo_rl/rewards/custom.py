@@ -9,10 +9,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import describe, describe_traceback
+from dapo_rl.choices import REWARD_MODEL, is_judge, is_reward_model
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.environment_view import environment_views
@@ -157,7 +159,7 @@ class CustomVerifier:
         if prompt.data_source:
             columns.setdefault("data_source", [prompt.data_source] * count)
         is_chat = prompt.messages is not None or any(sample.episode or sample.messages for sample in samples)
-        conversations = [_conversation(prompt, sample) for sample in samples] if is_chat else []
+        conversations = [conversation(prompt, sample) for sample in samples] if is_chat else []
         columns["prompts"] = [opening for opening, _ in conversations] or [prompt.text] * count
         columns["completions"] = [said for _, said in conversations] or [sample.text for sample in samples]
         columns["completion_ids"] = [sample.token_ids.tolist() for sample in samples]
@@ -224,7 +226,7 @@ def signature_of(function: Callable[..., Any]) -> Literal["trl", "verl"] | None:
     return "verl" if "solution_str" in names else "trl" if of_trl else None
 
 
-def _conversation(prompt: Prompt, sample: Trajectory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def conversation(prompt: Prompt, sample: Trajectory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The messages before the first turn, and those from it on, as a function may change them."""
     asked: Sequence[Mapping[str, Any]] = prompt.messages or ({"role": "user", "content": prompt.text},)
     if sample.episode:
@@ -252,7 +254,8 @@ def curve_name(function: str | Callable[..., Any]) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     if isinstance(function, str):
-        name = function.rpartition(":")[2]
+        name = function.rpartition("/")[2] if is_reward_model(function) else function.rpartition(":")[2]
+        name = Path(name).stem if is_judge(name) else name.removeprefix(REWARD_MODEL)
     else:
         name = str(getattr(function, "__name__", None) or type(function).__name__)
     return "".join(c for c in name if c.isalnum() or c in "-_.")[: LONGEST_NAME - 8] or "function"

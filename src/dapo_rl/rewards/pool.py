@@ -6,13 +6,17 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
+from dapo_rl.rewards.judge.verifier import JudgeVerifier, figures_of
+from dapo_rl.rewards.reward_model import GivenModel, ModelVerifier, Scorer
+from dapo_rl.rewards.served import MixedTicket, MixedVerifier, Served
 from dapo_rl.rewards.service import Reply, decode_reply, encode_call, verifier_service
 from dapo_rl.rewards.trainer_state import AT_START, RewardState
 from dapo_rl.rewards.validation import failure, limit_of, trait, user_errors, verify
@@ -38,8 +42,11 @@ class VerifierPool:
     def __init__(self, verifier: Verifier, settings: RewardSettings) -> None:
         self.verifier = verifier
         self.settings = settings
+        self._mixed = verifier if isinstance(verifier, MixedVerifier) else None
+        """With verifiers that run in this process; the workers have the others."""
+        local = verifier if self._mixed is None else self._mixed.local
         self.needs_answer = trait(verifier, "needs_answer")
-        self.workers = worker_count(settings)
+        self.workers = 0 if local is None else worker_count(settings)
         self.note = ""
         """Why there are no processes although the settings ask for them."""
         if self.workers and not hasattr(os, "fork"):
@@ -47,11 +54,11 @@ class VerifierPool:
             self.note = "this platform cannot fork: the verifier runs in this process, without limits"
         self.state = AT_START
         """The progress of the run, for reward functions; calls submitted from now on get it."""
-        self._calls = _Calls(verifier, settings)
+        self._calls = None if local is None else _Calls(local, settings)
         self._workers: WorkerPool | None = None
-        if self.workers:
-            limit_s = limit_of(verifier) or settings.timeout_s
-            self._workers = WorkerPool(verifier_service(verifier, settings), self.workers, limit_s)
+        if local is not None and self.workers:
+            limit_s = limit_of(local) or settings.timeout_s
+            self._workers = WorkerPool(verifier_service(local, settings), self.workers, limit_s)
             self._close = weakref.finalize(self, self._workers.close)
 
     def check(self, prompts: Sequence[Prompt]) -> None:
@@ -63,16 +70,55 @@ class VerifierPool:
     def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
         return self.submit(prompt, samples).result()
 
-    def submit(self, prompt: Prompt, samples: Sequence[Trajectory]) -> Ticket:
-        """A ticket whose `result()` waits for the verdicts. It can be cancelled until a worker has taken it."""
+    def submit(self, prompt: Prompt, samples: Sequence[Trajectory]) -> Ticket | MixedTicket:
+        """A ticket whose `result()` waits for the verdicts."""
+        if self._mixed is None:
+            assert self._calls is not None
+            return self._submit(self._calls, prompt, samples)
+        local = None if self._calls is None else self._submit(self._calls, prompt, samples)
+        served = [each.submit(prompt, samples) for each in self._mixed.served.values()]
+        return MixedTicket(self._mixed, local, served, len(samples))
+
+    def _submit(self, calls: _Calls, prompt: Prompt, samples: Sequence[Trajectory]) -> Ticket:
+        """It can be cancelled until a worker has taken it."""
         if self._workers is not None:
-            return self._workers.submit(functools.partial(self._calls.verify, prompt, tuple(samples), self.state))
+            return self._workers.submit(functools.partial(calls.verify, prompt, tuple(samples), self.state))
         ticket = Ticket()
         try:
-            ticket.set_result(self._calls.verify_here(prompt, samples, self.state))
+            ticket.set_result(calls.verify_here(prompt, samples, self.state))
         except UserError as error:
             ticket.set_exception(error)
         return ticket
+
+    @property
+    def served(self) -> Sequence[Served]:
+        """The verifiers that run in this process."""
+        return () if self._mixed is None else tuple(self._mixed.served.values())
+
+    def load_models(self, loader: Callable[[GivenModel], Scorer]) -> None:
+        """Loads the reward models, once the run knows its device."""
+        for each in self.served:
+            if isinstance(each, ModelVerifier):
+                each.load(loader)
+
+    def release_memory(self) -> None:
+        """Frees the memory of a GPU that reward models take, until they are needed again."""
+        for each in self.served:
+            each.release_memory()
+
+    def begin(self, directory: Path) -> None:
+        """A run begins, or continues, in its directory, where judges keep what they have replied."""
+        for each in self.served:
+            each.begin(directory)
+
+    def figures(self) -> dict[str, float]:
+        """Metrics of judges since the last call."""
+        return figures_of([each for each in self.served if isinstance(each, JudgeVerifier)])
+
+    @property
+    def stopped(self) -> str:
+        """Why the run has to stop; empty if it does not."""
+        return next((each.stopped for each in self.served if each.stopped), "")
 
     @property
     def pids(self) -> list[int]:
@@ -81,6 +127,8 @@ class VerifierPool:
 
     def close(self) -> None:
         """Ends all processes. Tickets without a result are cancelled or raise RuntimeError."""
+        for each in self.served:
+            each.close()
         if self._workers is not None:
             self._close()
 

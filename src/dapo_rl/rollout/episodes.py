@@ -24,7 +24,7 @@ import numpy as np
 
 from dapo_rl.engines.protocol import Completion, Engine, Request
 from dapo_rl.envs import AtHand, OneTurn
-from dapo_rl.errors import NonFiniteError, UserError
+from dapo_rl.errors import NonFiniteError, StopRequested, UserError
 from dapo_rl.rollout.conversation import Conversation, Conversations
 from dapo_rl.rollout.in_flight import InFlightGroup, Unread
 from dapo_rl.rollout.saved_episodes import Restarted, SavedFlight, SavedStep
@@ -447,7 +447,7 @@ class Episodes:
         steps, self._judging = tuple(self._judging.values()), {}
         for step in steps:
             del self._held[step.flight.draw]
-        wait([step.answers for step in steps if isinstance(step.answers, Future)], GRACE_S)
+        wait([future for step in steps for future in _futures(step.answers)], GRACE_S)
         return tuple(
             Unread(step.flight, min(self._polls - step.poll, self._polls_to_wait), _verdicts_of(step.answers))
             for step in steps
@@ -471,9 +471,7 @@ def _both(mine: Verdict, other: Verdict, weight: float | None) -> Verdict:
 
 
 def _futures(pending: Pending) -> Sequence[Future[Any]]:
-    if isinstance(pending, AllOf):
-        return pending.futures
-    return [pending] if isinstance(pending, Future) else []
+    return [pending] if isinstance(pending, Future) else getattr(pending, "futures", ())
 
 
 def poll_engine(engine: Engine, check: Callable[[], None] = check_nothing) -> list[Completion]:
@@ -503,8 +501,9 @@ def await_answers(pending: Pending, check: Callable[[], None] = check_nothing) -
 def _verdicts_of(pending: Pending) -> tuple[Verdict, ...] | None:
     """The verdicts, if they are ready; otherwise they are given up."""
     if pending.done():
-        with suppress(UserError):  # a verifier that cannot judge at all says so again
+        with suppress(UserError, StopRequested):  # a verifier that cannot judge at all says so again
             return tuple(pending.result())
-    elif isinstance(pending, Future):
-        pending.cancel()
+    else:
+        for future in _futures(pending):
+            future.cancel()
     return None

@@ -22,13 +22,13 @@ from dapo_rl.engines.protocol import Engine
 from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.load import copy_in, load_empty, load_model
 from dapo_rl.models.lora import add_lora, has_lora, merged_copy, train_adapters
-from dapo_rl.models.values import value_model
 from dapo_rl.models.weights import ModelWeights
 from dapo_rl.objectives.losses import TokenLosses
 from dapo_rl.run.build_policy import build_critic, build_policy, memory_plan
 from dapo_rl.run.inputs import TrainerInputs
 from dapo_rl.runs.display import Display
 from dapo_rl.train.critic import HFCritic
+from dapo_rl.train.critic_start import first_critic
 from dapo_rl.train.policy import HFPolicy
 
 
@@ -85,7 +85,7 @@ class Backend:
         plan = memory_plan(config, model, longest, can_release_memory(config.engine, next(model.parameters()).device))
         values = None
         if config.has_critic:  # before the model gets new adapters
-            values = value_model(merged_copy(model) if has_lora(model) else model)
+            values = first_critic(merged_copy(model) if has_lora(model) else model, tokenizer, config)
         sampled = prepare_lora(config, loaded)
         engine = build_local_engine(config, self._inputs, loaded, sampled, plan)
         resources.callback(engine.close)

@@ -24,6 +24,7 @@ from dapo_rl.rewards.trainer_state import SavedRewardState
 from dapo_rl.rollout.build_conversations import build_conversations
 from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.rollout.episodes import check_nothing
+from dapo_rl.rollout.reward_model import load_reward_models
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.run.backend import Backend, LoadedModel, RayBackend
 from dapo_rl.run.inputs import TrainerInputs, resolve
@@ -132,6 +133,7 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
         for key, source in sources.items():
             check_there(source, key)  # a model may take minutes to load
         check_apart(*sources.values())
+        load_reward_models(verifier, config, backend.device())
         model, tokenizer = model_and_tokenizer(config, inputs, backend.device(), backend.load)
         config = with_lora(config, inputs, model)
         stored = stored_dtype(config.model.name) if inputs.names_a_model else model.dtype

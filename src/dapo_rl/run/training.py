@@ -51,6 +51,7 @@ class RunTraining:
                 run.disk.check(run.config, directory.path, run.progress.step)
             else:
                 directory.begin(run.config)
+            run.verifier.begin(directory.path)
             notes.begin()
             self._callbacks.follow(directory.read_metrics)
             with (
@@ -60,6 +61,8 @@ class RunTraining:
             ):
                 summary = self._train_to_end(lambda: interrupts.requested or stop_requested())
                 self._unsaved.raise_errors(self._written(summary))
+                if run.verifier.stopped and not summary["finished"]:
+                    raise UserError(run.verifier.stopped)
                 if interrupts.requested and not summary["finished"]:
                     raise KeyboardInterrupt
         return summary
@@ -123,6 +126,7 @@ class RunTraining:
             callbacks=self._callbacks,
             time_share=run.plan.time_share,
             critic=run.critic,
+            verifiers=run.verifier,
             recover=recover,
         )
         with display:

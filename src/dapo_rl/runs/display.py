@@ -180,7 +180,8 @@ def headline(total_steps: int, config: Config, model_description: str, steps_don
 
 
 def pretraining_line(config: Config) -> str:
-    return f"value pre-training: the policy is trained from step {config.pretrain_steps + 1} on"
+    latest = "" if config.critic.pretrain_until is None else ", or earlier (critic.pretrain_until)"
+    return f"value pre-training: the policy is trained from step {config.pretrain_steps + 1} on{latest}"
 
 
 def evaluation_line(step: int, total: int, metrics: Metrics) -> str:

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -78,6 +78,16 @@ class Critic(Protocol):
     def load(self, directory: Path) -> None: ...
 
 
+class Verifiers(Protocol):
+    """What the loop needs of the verifiers; the sampler has them judge."""
+
+    def figures(self) -> dict[str, float]:
+        """Metrics since the last call."""
+        ...
+
+    def release_memory(self) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Training:
     """The parts of a run, assembled from the settings by the caller."""
@@ -104,8 +114,15 @@ class Training:
     time_share: bool = False
     """Whether the engine and the policy take turns with the GPU's memory."""
     critic: Critic | None = None
+    verifiers: Verifiers | None = None
     recover: Recover | None = None
     """Restores the run after a rank was lost; raises if it cannot."""
+
+    @property
+    def pretrain_steps(self) -> int:
+        """The steps that train the critic alone, as far as it is known."""
+        early = self.progress.pretrained
+        return self.config.pretrain_steps if early is None else early
 
     def check(self) -> None:
         """Called during sampling, which a stop interrupts, and evaluation, which it abandons. An update is finished."""
@@ -292,15 +309,19 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
     filled.append(fill)
     rewards = shaped_rewards([*fill.sampled, *fill.kept], config)
     batch = make_batch(fill.kept, config, fill.version, fill.filled_up, rewards, step)
+    batch = replace(batch, trains_policy=step > run.pretrain_steps)
 
     run.display.phase("updating")
     sampled = time.perf_counter()
     if run.time_share:
         run.engine.release_memory()
+        if run.verifiers is not None:
+            run.verifiers.release_memory()
     for transform in run.transforms:
         batch = transform(batch)
-    mismatch = _mismatch(run, step, batch)
+    mismatch = _mismatch(run, batch)
     done = _update(run, step, batch)
+    early = _end_pretraining(run, batch)
     if done.last_pass:
         batch = with_diagnostics(batch, done.last_pass)
     weights = run.policy.weights()
@@ -326,18 +347,32 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
         "timing_s/step": seconds,
         "perf/throughput": fill.tokens_generated / seconds,
         **engine_metrics(run.engine),
+        **({} if run.verifiers is None else run.verifiers.figures()),
         **run.policy.figures(),
     }
     if config.cluster.backend is not None:
         metrics["perf/driver_share"] = (time.process_time() - cpu) / (ended - started)
-    return _Done(fill, batch, metrics, [note for update in (*done.policy, *done.critic) for note in update.notes])
+    notes = [note for update in (*done.policy, *done.critic) for note in update.notes]
+    return _Done(fill, batch, metrics, [*notes, *early])
 
 
-def _mismatch(run: Training, step: int, batch: Batch) -> float:
+def _end_pretraining(run: Training, batch: Batch) -> list[str]:
+    """Ends value pre-training if the critic explains enough; a note says so."""
+    until, explained = run.config.critic.pretrain_until, batch.metrics.get("critic/vf_explained_var", math.nan)
+    if batch.trains_policy or until is None or not explained >= until or batch.step == run.pretrain_steps:
+        return []
+    run.progress.pretrained = batch.step
+    return [
+        f"value pre-training ends: the critic explains {explained:.2f} of the variance (critic.pretrain_until "
+        f"{until:g}); the policy is trained from step {batch.step + 1} on"
+    ]
+
+
+def _mismatch(run: Training, batch: Batch) -> float:
     """The first update measures the mismatch of engine and trainer itself, unless its mini-batch, which has the oldest
     groups, was sampled with earlier weights. Then one group is scored."""
     first = batch.mini_batches(run.config.train.mini_batches)[0]
-    if step <= run.config.pretrain_steps or any(is_fresh(sample).any() for sample in first):
+    if not batch.trains_policy or any(is_fresh(sample).any() for sample in first):
         return math.nan
     return newest_mismatch(batch, run.policy.score)
 
@@ -355,14 +390,13 @@ class _Updates:
 def _update(run: Training, step: int, batch: Batch) -> _Updates:
     """Trains the critic, if there is one, and after value pre-training the policy, on each mini-batch."""
     config, done = run.config, _Updates()
-    trains_policy = step > config.pretrain_steps
     for _ in range(config.train.epochs_per_step):
         done.last_pass = []
         for part in batch.mini_batches(config.train.mini_batches):
             if run.critic is not None:
                 done.critic.append(run.critic.update(part, critic_rate(step, config)))
-            if trains_policy:
-                done.last_pass.append(run.policy.update(part, policy_rate(step, config)))
+            if batch.trains_policy:
+                done.last_pass.append(run.policy.update(part, policy_rate(step, config, run.pretrain_steps)))
         done.policy += done.last_pass
     return done
 

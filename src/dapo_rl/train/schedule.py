@@ -7,9 +7,9 @@ import math
 from dapo_rl.config import Config, TrainSettings
 
 
-def policy_rate(step: int, config: Config) -> float:
-    """The policy's learning rate. Its schedule begins after value pre-training."""
-    before = config.pretrain_steps
+def policy_rate(step: int, config: Config, before: int | None = None) -> float:
+    """The policy's learning rate. Its schedule begins after value pre-training, of `before` steps if it ended early."""
+    before = config.pretrain_steps if before is None else before
     return learning_rate(step - before, config.train.model_copy(update={"steps": config.train.steps - before}))
 
 

@@ -22,6 +22,7 @@ class SavedProgress(Saved):
     ledger: dict[str, Count]
     metrics: dict[str, int | float | None]
     evaluation_due: bool = False
+    pretrained: Count | None = None
 
     def contradictions(self) -> Iterable[tuple[str, bool]]:
         for at, share in self.evaluations:
@@ -42,6 +43,8 @@ class Progress:
     """The metrics of the last step."""
     evaluation_due: bool = False
     """Whether the last step is still to be evaluated, and its metrics to be logged: a stop came first."""
+    pretrained: int | None = None
+    """The steps of value pre-training, if it ended early, by `critic.pretrain_until`."""
     current: int = 0
     """The step in progress, or the last one done. It is not saved."""
     failed: Ledger | None = None
@@ -64,6 +67,7 @@ class Progress:
             "ledger": self.ledger.state(),
             "metrics": self.metrics,
             "evaluation_due": self.evaluation_due,
+            **({} if self.pretrained is None else {"pretrained": self.pretrained}),
         }
         write_state(directory / FILE, state)
 
@@ -75,5 +79,5 @@ class Progress:
         self.current = self.step
         self.evaluations = [(int(step), accuracy) for step, accuracy in state.evaluations]
         self.ledger = Ledger(state.ledger)
-        self.evaluation_due = state.evaluation_due
+        self.evaluation_due, self.pretrained = state.evaluation_due, state.pretrained
         self.metrics = {name: float("nan") if value is None else value for name, value in state.metrics.items()}

@@ -44,7 +44,7 @@ def build_transforms(
     """The transforms of a run. `values` scores samples by the critic, if there is one."""
     transforms: list[Transform] = []
     if config.scores_first:
-        transforms.append(after_pretraining(config, scored("proximal_logps", policy.score)))
+        transforms.append(after_pretraining(scored("proximal_logps", policy.score)))
     if config.algo.kl_coef > 0:
         transforms.append(scored("ref_logps", policy.score_reference))
     if config.teacher.name is not None:  # the reference policy is the teacher
@@ -69,9 +69,9 @@ def scored(column: str, score: Score) -> Transform:
     return transform
 
 
-def after_pretraining(config: Config, transform: Transform) -> Transform:
+def after_pretraining(transform: Transform) -> Transform:
     """Leaves the batches alone that train the critic only."""
-    return lambda batch: transform(batch) if batch.step > config.pretrain_steps else batch
+    return lambda batch: transform(batch) if batch.trains_policy else batch
 
 
 class CustomTransform:

@@ -8,13 +8,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
+from dapo_rl.choices import REWARD_MODEL, is_judge, is_reward_model
 from dapo_rl.config import Config, known_keys
 from dapo_rl.config.recipe import setting_named
 from dapo_rl.envs.tools import load_tools
 from dapo_rl.envs.trl_environment import check_class, class_of, owns_reward
 from dapo_rl.errors import UserError
+from dapo_rl.rewards.reward_model import GivenModel
 
 _OTHER_NAMES = {
     "tokenizer": ("processing_class",),
@@ -23,9 +26,6 @@ _OTHER_NAMES = {
 }
 """Names that other libraries, or earlier versions of them, give to an argument."""
 REFUSED = {
-    "reward_processing_classes": (
-        "reward models are not supported; write a reward function that loads the model and its tokenizer"
-    ),
     "optimizers": (
         "a custom optimizer is not supported; it is AdamW, by train.lr, train.optimizer and train.lr_schedule"
     ),
@@ -70,16 +70,39 @@ def refuse_arguments(**arguments: Any) -> None:
             raise UserError(f"{name}: {REFUSED[name]}")
 
 
-def refuse_models(reward_funcs: Any, processing_class: Any) -> None:
-    """Raises UserError for a reward model, and for the processor of a vision model."""
-    for function in function_list(reward_funcs):
-        is_name = isinstance(function, str) and "/" in function and ":" not in function and ".py" not in function
-        if is_name or (hasattr(function, "forward") and hasattr(function, "parameters")):
-            name = function if is_name else type(function).__name__
-            raise UserError(
-                f"reward_funcs: {name} is a reward model; rewards come from functions: write one that loads the model "
-                "and returns its scores, f(prompts, completions, **columns)"
-            )
+def with_reward_models(reward_funcs: Any, processing_classes: Any) -> Any:
+    """The reward functions, with the models among them and their tokenizers as `GivenModel`s. As in TRL, a name or a
+    directory stands for a model, and `reward_processing_classes` has one entry for each function."""
+    functions = function_list(reward_funcs)
+    given = list(processing_classes) if isinstance(processing_classes, list | tuple) else [processing_classes]
+    if processing_classes is None:
+        given = [None] * len(functions)
+    if len(given) != len(functions):
+        raise UserError(
+            f"reward_processing_classes: {len(given)} for {counted(len(functions), 'reward function')}; give one for "
+            "each, None for those that are no models"
+        )
+    read = [_with_model(function, own) for function, own in zip(functions, given, strict=True)]
+    return read if isinstance(reward_funcs, list | tuple) else read[0]
+
+
+def _with_model(function: Any, processing_class: Any) -> Any:
+    is_model = hasattr(function, "forward") and hasattr(function, "parameters")
+    if isinstance(function, str):
+        name = function.removeprefix(REWARD_MODEL)
+        is_path = "/" in name and ":" not in name and not is_judge(name) and ".py" not in name
+        is_model = is_reward_model(function) or is_path or Path(name, "config.json").is_file()
+        function = name if is_model else function
+    if is_model:
+        check_arguments(reward_processing_classes=processing_class)
+        return GivenModel(function, processing_class)
+    if processing_class is not None:
+        raise UserError(f"reward_processing_classes: {shown(function)} is no model; give None for it")
+    return function
+
+
+def refuse_processor(processing_class: Any) -> None:
+    """Raises UserError for the processor of a vision model."""
     if hasattr(processing_class, "image_processor") or hasattr(processing_class, "feature_extractor"):
         raise UserError(
             f"processing_class: {type(processing_class).__name__} is a processor of images or audio, which are not "
@@ -155,6 +178,7 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
+_A_TOKENIZER = (_has(_TOKENIZER), "a tokenizer (transformers' AutoTokenizer.from_pretrained loads one)")
 _RESUME = (lambda value: isinstance(value, bool) or _is_path(value), "True, False or the path of a checkpoint")
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "model": (_is_model, "a name, a directory or a loaded model of transformers"),
@@ -162,7 +186,8 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: isinstance(value, Config | Mapping) or _is_path(value),
         "a mapping of settings, a Config, or the path or name of a recipe",
     ),
-    "processing_class": (_has(_TOKENIZER), "a tokenizer (transformers' AutoTokenizer.from_pretrained loads one)"),
+    "processing_class": _A_TOKENIZER,
+    "reward_processing_classes": _A_TOKENIZER,
     "engine": (
         lambda value: not isinstance(value, str | int | float),
         "an engine, or a class or function that makes one (a name goes to config={'engine': …})",

@@ -1,0 +1,182 @@
+"""The file that describes a judge. Its values are data: nothing in it is evaluated."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+from pydantic import Field, ValidationError
+
+from dapo_rl.base.quote import one_line, shown
+from dapo_rl.base.reading import read_bytes
+from dapo_rl.base.suggest import did_you_mean, nearest, nearest_path
+from dapo_rl.choices import VERIFIERS
+from dapo_rl.config.recipe import parse_yaml
+from dapo_rl.config.section import Section
+from dapo_rl.errors import UserError
+
+MOST_BYTES = 256 << 10
+FIELDS = ("prompt", "response", "truth")
+"""What a template may name in braces."""
+_IN_BRACES = re.compile(r"\{(\w+)\}")
+_SWITCHES = {True: ("yes", "true", "on"), False: ("no", "false", "off")}
+"""Words that YAML reads as true and false."""
+
+
+class Budget(Section):
+    calls: int | None = Field(None, ge=1)
+    """Requests, those of retries included."""
+    tokens: int | None = Field(None, ge=1)
+    """Tokens of prompts and replies, as the server reports them."""
+
+
+class JudgeSettings(Section):
+    endpoint: str
+    """The base URL of an OpenAI-compatible server, for example `https://api.openai.com/v1`."""
+    model: str
+    """The name of the model there."""
+    prompt: str
+    """What the judge is asked, with {prompt}, {response} and {truth} in the places of these texts."""
+    parse: str | dict[str, str]
+    """How its mark is read from its reply: a regular expression with one group, whose last match counts, or `{json:
+    KEY}`, the value of a key in the last JSON object."""
+    scale: dict[str, float] | None = None
+    """Scores of words (`{good: 1, bad: 0}`), or `{min: 1, max: 10}`: marks from 1 to 10 become scores from 0 to 1.
+    none: the mark is the score."""
+    api_key_env: str | None = None
+    """The environment variable that has the key."""
+    temperature: float | None = Field(0.0, ge=0)
+    """none: the server's default."""
+    max_tokens: int | None = Field(1024, ge=1)
+    """none: the server's default."""
+    retries: int = Field(4, ge=0)
+    """How often a call that fails is made again."""
+    timeout_s: float = Field(60.0, gt=0)
+    """The time limit of a call."""
+    concurrency: int = Field(8, ge=1, le=256)
+    """The most calls at a time."""
+    cache: bool | str = True
+    """Keep replies in the run directory, or in the directory that is given; false: in memory alone."""
+    budget: Budget = Budget()
+    """The run stops before it makes more calls."""
+    agree_with: str | None = None
+    """A built-in verifier whose verdicts are compared with the judge's, for the log."""
+
+    @property
+    def needs_answer(self) -> bool:
+        return "{truth}" in self.prompt
+
+    def api_key(self) -> str | None:
+        return None if self.api_key_env is None else os.environ.get(self.api_key_env)
+
+
+def read_judge(path: Path) -> JudgeSettings:
+    """Raises a UserError of one line for anything wrong with the file."""
+    settings = _mapping(path)
+    if unknown := [str(key) for key in settings if key not in JudgeSettings.model_fields]:
+        listed = f"a judge has {', '.join(JudgeSettings.model_fields)}"
+        hint = did_you_mean(nearest(unknown[0], JudgeSettings.model_fields), listed)
+        raise UserError(f"{path}: no key {shown(unknown[0])}{hint}")
+    for key in ("endpoint", "model", "prompt", "parse"):
+        if key not in settings:
+            raise UserError(f"{path}: no {key}; {_NEEDED[key]}")
+    if isinstance(scale := settings.get("scale"), Mapping):
+        settings["scale"] = {word: score for key, score in scale.items() for word in _SWITCHES.get(key, (str(key),))}
+    try:
+        judge = JudgeSettings.model_validate(settings)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(part for part in map(str, first["loc"]) if part not in ("bool", "str", "dict[str,str]"))
+        raise UserError(f"{path}: {where}: {shown(first['input'])}: {one_line(first['msg'])}") from None
+    for key, fault in (
+        ("endpoint", _fault_of_endpoint(judge.endpoint)),
+        ("prompt", _fault_of_prompt(judge.prompt)),
+        ("parse", fault_of_parse(judge.parse)),
+        ("scale", _fault_of_scale(judge.scale)),
+        ("agree_with", _fault_of_rule(judge.agree_with)),
+    ):
+        if fault:
+            raise UserError(f"{path}: {key}: {fault}")
+    if judge.api_key_env is not None and not judge.api_key():
+        raise UserError(f"{path}: api_key_env: the environment variable {judge.api_key_env} is not set")
+    return judge
+
+
+_NEEDED = {
+    "endpoint": "give the base URL of an OpenAI-compatible server, such as http://localhost:8000/v1",
+    "model": "give the name of the model on the server",
+    "prompt": "give what the judge is asked, with {prompt} and {response}",
+    "parse": "give a regular expression with one group, or {json: KEY}",
+}
+
+
+def _mapping(path: Path) -> dict[Any, Any]:
+    try:
+        settings = parse_yaml(read_bytes(path, MOST_BYTES).decode("utf-8"), MOST_BYTES)
+    except FileNotFoundError:
+        close = nearest_path(path, lambda neighbour: neighbour.suffix in (".yaml", ".yml"))
+        raise UserError(f"reward.verifier: no judge {path}{did_you_mean(close)}") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML: {one_line(getattr(error, 'problem', None) or error)}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or one_line(error)}") from None
+    if not isinstance(settings, dict):
+        raise UserError(f"{path}: a judge is a mapping of keys, not {shown(settings)}")
+    return settings
+
+
+def _fault_of_endpoint(endpoint: str) -> str:
+    try:
+        url = urlsplit(endpoint)
+        good = url.scheme in ("http", "https") and bool(url.hostname) and (url.port is None or url.port > 0)
+    except ValueError:
+        good = False
+    return "" if good else f"{shown(endpoint)} is not a base URL such as http://localhost:8000/v1"
+
+
+def _fault_of_prompt(prompt: str) -> str:
+    if "{response}" not in prompt:
+        return "it has no {response}: the judge would not see what it judges"
+    for name in _IN_BRACES.findall(prompt):
+        if name not in FIELDS and (close := nearest(name, FIELDS)):
+            return f"{{{name}}} is not replaced{did_you_mean(f'{{{close}}}')}"
+    return ""
+
+
+def fault_of_parse(parse: str | Mapping[str, str]) -> str:
+    if isinstance(parse, Mapping):
+        return "" if list(parse) == ["json"] and parse["json"] else "give a regular expression, or {json: KEY}"
+    if parse.startswith("json:"):
+        return "" if parse.removeprefix("json:").strip() else "json: needs the name of a key"
+    try:
+        groups = re.compile(parse).groups
+    except (re.error, RecursionError, OverflowError) as error:
+        return f"{shown(parse)} is not a regular expression ({one_line(error)})"
+    return "" if groups == 1 else f"{shown(parse)} has {groups} groups; it needs one, the mark"
+
+
+def _fault_of_scale(scale: Mapping[str, float] | None) -> str:
+    if scale is None:
+        return ""
+    if not scale:
+        return "it is empty; give scores of words, or {min: 1, max: 10}"
+    if set(scale) == {"min", "max"} and scale["min"] >= scale["max"]:
+        return f"min {scale['min']:g} is not below max {scale['max']:g}"
+    return ""
+
+
+def _fault_of_rule(rule: str | None) -> str:
+    if rule is None or rule in VERIFIERS:
+        return ""
+    return f"{shown(rule)} is not one of {', '.join(VERIFIERS)}{did_you_mean(nearest(rule, VERIFIERS))}"
+
+
+def rendered(template: str, prompt: str, response: str, truth: str) -> str:
+    """The template with the texts in place, in one pass: braces in a text are text."""
+    texts = {"prompt": prompt, "response": response, "truth": truth}
+    return _IN_BRACES.sub(lambda found: texts.get(found[1], found[0]), template)

@@ -1,0 +1,166 @@
+"""Verifiers that run in the run's own process, once, instead of in its workers: reward models and judges."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dapo_rl.config import RewardSettings
+from dapo_rl.rewards.combined import CombinedVerifier, checked_weights, limited, with_all_metrics
+from dapo_rl.rewards.validation import trait
+from dapo_rl.types import Pending, Prompt, RewardPart, Trajectory, Verdict, Verifier
+
+AGREE_WITH = "agree_with."
+"""The names of rules that a judge is compared with; they are not part of the reward."""
+
+
+class Served:
+    """A verifier that must exist once. What a run tells it, it may ignore."""
+
+    name = ""
+    """Of its curve."""
+    needs_answer = False
+    agree_with: str | None = None
+    """A verifier whose verdicts are compared with its own."""
+
+    def submit(self, prompt: Prompt, samples: Sequence[Trajectory]) -> Pending:
+        raise NotImplementedError
+
+    def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
+        return list(self.submit(prompt, samples).result())
+
+    def begin(self, directory: Path) -> None:
+        """A run begins, or continues, in its directory."""
+
+    def compare(self, verdict: Verdict, rule: Verdict) -> None:
+        """Takes the verdict of the rule that it is compared with."""
+
+    def release_memory(self) -> None:
+        """Frees memory of the GPU until the next call."""
+
+    def close(self) -> None: ...
+
+    @property
+    def stopped(self) -> str:
+        """Why the run has to stop; empty if it does not."""
+        return ""
+
+
+class AsScore:
+    """The verdicts of a rule with 1 as the score of a correct sample and 0 of others; it does not apply to those that
+    it fails on."""
+
+    def __init__(self, rule: Verifier) -> None:
+        self._rule = rule
+        self.needs_answer = trait(rule, "needs_answer")
+        self.per_sample, self.text_only = trait(rule, "per_sample"), trait(rule, "text_only")
+
+    def warm_up(self) -> None:
+        if own := getattr(self._rule, "warm_up", None):
+            own()
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        if own := getattr(self._rule, "check", None):
+            own(prompts)
+
+    def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
+        return [
+            Verdict(-1.0 if each.failed else float(each.correct), False, "wrong")
+            for each in self._rule(prompt, samples)
+        ]
+
+
+class MixedVerifier:
+    """The weighted sum of verifiers, some of which are served. It judges as `CombinedVerifier` does: `local` has those
+    for worker processes, with the rules of judges last."""
+
+    def __init__(
+        self,
+        verifiers: Sequence[Verifier | Served],
+        weights: Sequence[float] | None,
+        names: Sequence[str],
+        limits: Sequence[float | None],
+        settings: RewardSettings,
+        rules: Mapping[str, Verifier],
+    ) -> None:
+        """`rules` are those of served verifiers that `agree_with` one, by the names of the verifiers."""
+        self.names = tuple(names)
+        self.weights = dict(zip(names, checked_weights(weights, len(names)), strict=True))
+        pairs = list(zip(names, verifiers, limits, strict=True))
+        self.served: dict[str, Served] = {name: each for name, each, _ in pairs if isinstance(each, Served)}
+        local = [(name, each, limit) for name, each, limit in pairs if not isinstance(each, Served)]
+        self.only_rules = not local
+        local += [(AGREE_WITH + name, AsScore(rule), None) for name, rule in rules.items()]
+        self.local: CombinedVerifier | None = None
+        if local:
+            of_workers, checked, their_limits = zip(*local, strict=True)
+            ones = [1.0] * len(local)
+            self.local = CombinedVerifier(checked, ones, of_workers, their_limits, settings.timeout_s, partial=True)
+        own = any(each.needs_answer for each in self.served.values())
+        self.needs_answer = own or (self.local is not None and self.local.needs_answer)
+
+    def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
+        """Here and now, without worker processes."""
+        local = None if self.local is None else self.local(prompt, samples)
+        return self.joined(local, [each(prompt, samples) for each in self.served.values()], len(samples))
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        if self.local is not None:
+            self.local.check(prompts)
+
+    def joined(self, local: Sequence[Verdict] | None, served: Sequence[Sequence[Verdict]], count: int) -> list[Verdict]:
+        """The verdicts on samples, from those of the workers and of each served verifier."""
+        of_workers = [None] * count if local is None else list(local)
+        verdicts = [
+            self._joined(own, dict(zip(self.served, others, strict=True)))
+            for own, *others in zip(of_workers, *served, strict=True)
+        ]
+        metrics = [verdict.metrics for opinion in (local or (), *served) for verdict in opinion]
+        return with_all_metrics(verdicts, metrics)
+
+    def _joined(self, local: Verdict | None, served: Mapping[str, Verdict]) -> Verdict:
+        parts = {} if local is None else {part.name: part.score for part in local.parts}
+        for name, verdict in served.items():
+            rule = parts.pop(AGREE_WITH + name, -1.0)
+            if rule >= 0 and not verdict.failed:
+                self.served[name].compare(verdict, Verdict(rule, rule > 0, "correct" if rule > 0 else "wrong"))
+        failed = [each for each in served.values() if each.failed]
+        if local is not None and local.failed and not self.only_rules:
+            failed.insert(0, local)
+        extra = limited({key: value for each in (local, *served.values()) if each for key, value in each.extra.items()})
+        if failed:
+            return replace(failed[0], parts=(), extra=extra, metrics={})
+        scores = parts | {name: verdict.score for name, verdict in served.items()}
+        applied = [name for name in self.names if name in scores]
+        # The first that applies decides. Workers have told that of the first of their own.
+        first = served.get(applied[0], local)
+        assert first is not None
+        score = sum(self.weights[name] * scores[name] for name in applied)
+        shares = tuple(RewardPart(name, float(scores[name]), self.weights[name]) for name in applied)
+        return Verdict(score, first.correct, first.status, first.answer, first.detail, shares, extra)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedTicket:
+    """The verdicts of workers and of served verifiers, being computed."""
+
+    verifier: MixedVerifier
+    local: Pending | None
+    served: Sequence[Pending]
+    count: int
+
+    @property
+    def futures(self) -> Sequence[Future[Any]]:
+        """What to wait for before `result`."""
+        pending = [each for each in (self.local, *self.served) if each is not None]
+        return [f for p in pending for f in ([p] if isinstance(p, Future) else getattr(p, "futures", ()))]
+
+    def done(self) -> bool:
+        return all(future.done() for future in self.futures)
+
+    def result(self) -> list[Verdict]:
+        local = None if self.local is None else self.local.result()
+        return self.verifier.joined(local, [each.result() for each in self.served], self.count)
