@@ -78,10 +78,11 @@ def test_loss_gradients_norm_metrics_and_tokens_are_those_of_one_process(policy_
         {"train": TrainSettings(max_grad_norm=0.1, packed=False)},
         {"train": TrainSettings(max_grad_norm=0.1, gradient_checkpointing=True)},
         {"algo": AlgoSettings(kl_coef=0.1), "reference": True},
+        {"algo": AlgoSettings(entropy_coef=0.5, aggregation="seq-mean-token-mean")},
         {"tied": False},
         {"token_budget": 10**6},
     ],
-    ids=["padded", "recomputed", "reference", "untied", "one micro-batch"],
+    ids=["padded", "recomputed", "reference", "entropy bonus", "untied", "one micro-batch"],
 )
 def test_the_ways_to_compute_are_the_same_on_two_ranks(policy_on, how):
     samples = make_samples(masked=(4,))

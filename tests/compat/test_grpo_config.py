@@ -226,6 +226,16 @@ def test_a_value_without_a_counterpart_says_why():
         moved(loss_type="sapo")
 
 
+def test_the_entropy_bonus_of_trl():
+    assert settings(entropy_coef=0.01, entropy_target=0.7).config.algo.entropy_target is None
+    algo = settings(entropy_coef=0.01, use_adaptive_entropy=True, entropy_coef_delta=0.1).config.algo
+    assert (algo.entropy_coef, algo.entropy_target, algo.entropy_coef_delta) == (0.01, 0.2, 0.1)
+    algo = settings(use_adaptive_entropy=True, entropy_target=0.7, entropy_coef_max=0.5).config.algo
+    assert (algo.entropy_target, algo.entropy_coef_max) == (0.7, 0.5)
+    with pytest.raises(UserError, match=r"entropy_coef_min=0\.1: the weight of an adaptive entropy bonus falls to 0"):
+        moved(use_adaptive_entropy=True, entropy_coef_min=0.1)
+
+
 def test_the_losses_of_trl():
     gspo = settings(importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4, delta=2.0).config.algo
     assert (gspo.loss, gspo.clip_low, gspo.clip_high, gspo.clip_ratio_c) == ("gspo", 3e-4, 4e-4, None)

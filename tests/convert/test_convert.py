@@ -268,7 +268,11 @@ def test_every_argument_of_transformers_trainer_is_known():
 @pytest.mark.parametrize(
     ("words", "key", "status"),
     [
-        ("actor_rollout_ref.actor.entropy_coeff=0.001", "actor_rollout_ref.actor.entropy_coeff", "no counterpart"),
+        (
+            "actor_rollout_ref.rollout.repetition_penalty=1.1",
+            "actor_rollout_ref.rollout.repetition_penalty",
+            "no counterpart",
+        ),
         ("actor_rollout_ref.actor.loss_agg_mode=invented", "actor_rollout_ref.actor.loss_agg_mode", "no counterpart"),
         (
             "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.kl_coef=0.1",

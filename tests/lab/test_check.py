@@ -116,6 +116,10 @@ FLIPS = [
     ("overlong.cache_length", 2048, {"Punishment interval"}),
     ("overlong.factor", 0.5, {"Punishment interval"}),
     ("algo.kl_coef", 0.001, {"KL term"}),
+    ("algo.entropy_coef", 0.001, {"Entropy bonus"}),
+    ("algo.entropy_target", 0.2, {"Entropy bonus"}),
+    ("algo.entropy_coef_delta", 0.1, set()),  # without a target it has no effect
+    ("algo.entropy_coef_max", 0.1, set()),  # likewise
     ("teacher.name", "tiny", {"Teacher"}),
     ("teacher.weight", 0.5, {"Teacher"}),
     ("algo.kl_kind", "k1", set()),  # without a coefficient it has no effect

@@ -315,8 +315,23 @@ class AlgoSettings(Section):
     of k1 and k3 and the gradient of the KL divergence."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Whether the KL penalty is part of the loss, or of the reward of each token, for a critic (PPO)."""
+    entropy_coef: float = Field(0.0, ge=0)
+    """Weight of the entropy bonus: the entropy of tokens, averaged as token losses are, is subtracted from the loss; 0
+    is off. With `algo.entropy_target`, its value at the start."""
+    entropy_target: float | None = Field(None, gt=0)
+    """Adaptive entropy bonus: after each update its weight rises by `algo.entropy_coef_delta` if the mean entropy, in
+    nats, is at most this, and falls by as much otherwise; above the target, no bonus is given. None: a constant
+    weight."""
+    entropy_coef_delta: float = Field(0.005, gt=0)
+    """Step of the adaptive weight."""
+    entropy_coef_max: float = Field(1.0, gt=0)
+    """Largest adaptive weight."""
     positive_lm_coef: float = Field(0.0, ge=0)
     """Weight of the negative log-likelihood of correct samples, added to the loss (VAPO); 0 is off."""
+
+    @property
+    def has_entropy_bonus(self) -> bool:
+        return self.entropy_coef > 0 or self.entropy_target is not None
 
     @property
     def per_sequence(self) -> bool:

@@ -69,6 +69,7 @@ def derive_updates(draft: Draft) -> None:
         draft.always("algo.clip_high", draft.settings.get("algo.clip_low", 0.2), "epsilon_high is epsilon unless set")
         draft.explain("epsilon_high", "same", "algo.clip_high = algo.clip_low", "null: the same as epsilon")
     _loss(draft)
+    _entropy(draft)
     if draft.settings.get("train.lr_schedule") in ("linear", "cosine"):
         _final_rate(draft)
     _batch(draft)
@@ -97,6 +98,18 @@ def _loss(draft: Draft) -> None:
         draft.explain_again("epsilon_high", "same", f"algo.clip_high: {bound - 1:g}", "the bound is 1 + algo.clip_high")
         draft.settings["algo.clip_high"] = bound - 1
     shared.without_dual_clip(draft, "delta", applies=name is None)
+
+
+def _entropy(draft: Draft) -> None:
+    """The adaptive entropy bonus. Without it, `entropy_coef` is constant."""
+    options = ("entropy_target", "entropy_coef_delta", "entropy_coef_max")
+    if not draft.value("use_adaptive_entropy"):
+        draft.unused("the weight of the entropy bonus is constant", "use_adaptive_entropy", *options)
+        draft.explain_again("entropy_coef_min", "default here", note="without use_adaptive_entropy it does nothing")
+        return
+    for name, default in zip(options, (0.2, 0.005, 1.0), strict=True):
+        set_by = ("use_adaptive_entropy",) if name == "entropy_target" else ()
+        draft.put(f"algo.{name}", draft.number_or(default, name), name, *set_by)
 
 
 def _final_rate(draft: Draft) -> None:

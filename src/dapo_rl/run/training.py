@@ -123,6 +123,7 @@ class RunTraining:
             callbacks=self._callbacks,
             time_share=run.plan.time_share,
             critic=run.critic,
+            coefficients=run.coefficients,
             recover=recover,
         )
         with display:
