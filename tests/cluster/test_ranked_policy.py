@@ -93,6 +93,20 @@ def test_the_ways_to_compute_are_the_same_on_two_ranks(policy_on, how):
     assert_same_gradients(ranked, one)
 
 
+@pytest.mark.parametrize("count", [1, 12])
+def test_selected_tokens_are_the_same_on_two_ranks(policy_on, count):
+    """Also where a rank has no sample."""
+    rng = np.random.default_rng(0)
+    samples = [
+        s.replace(**{name: rng.random(len(s.token_ids)) < 0.5 for name in ("entropy_mask", "cov_mask")})
+        for s in make_samples(count=count)
+    ]
+    how = {"algo": AlgoSettings(loss="kl-cov", top_entropy_quantile=0.5, entropy_coef=0.1)}
+    one, ranked = one_process(**how), policy_on(2, **how)
+    assert_same_update(ranked.update(samples, 1e-4), one.update(samples, 1e-4))
+    assert_same_gradients(ranked, one)
+
+
 @pytest.mark.filterwarnings("ignore:micro-batch-token-mean")
 def test_micro_batches_are_counted_on_all_ranks_and_none_for_ranks_without_samples(policy_on):
     """With a sample in each, they are those of one process. One rank has more of them than the other."""

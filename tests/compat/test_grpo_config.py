@@ -221,9 +221,9 @@ def test_models_as_rewards_and_processors_are_refused():
 
 def test_a_value_without_a_counterpart_says_why():
     with pytest.raises(NoCounterpartError):
-        LIBRARIES["trl"].find("loss_type").convert("sapo")
-    with pytest.raises(UserError, match="loss_type='sapo': another policy loss; write it as"):
-        moved(loss_type="sapo")
+        LIBRARIES["trl"].find("loss_type").convert("luspo")
+    with pytest.raises(UserError, match="loss_type='luspo': another policy loss; write it as"):
+        moved(loss_type="luspo")
 
 
 def test_the_entropy_bonus_of_trl():
@@ -237,6 +237,10 @@ def test_the_entropy_bonus_of_trl():
 
 
 def test_the_losses_of_trl():
+    sapo = settings(loss_type="sapo", sapo_temperature_neg=2.0, top_entropy_quantile=0.2).config.algo
+    assert (sapo.loss, sapo.aggregation, sapo.tau_pos, sapo.tau_neg) == ("sapo", "seq-mean-token-mean", 1.0, 2.0)
+    assert sapo.top_entropy_quantile == 0.2
+    assert settings(sapo_temperature_neg=2.0).config.algo.tau_neg == 1.05
     gspo = settings(importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4, delta=2.0).config.algo
     assert (gspo.loss, gspo.clip_low, gspo.clip_high, gspo.clip_ratio_c) == ("gspo", 3e-4, 4e-4, None)
     (note,) = [note for note in moved(importance_sampling_level="sequence", delta=2.0).notes if "delta" in note]

@@ -167,6 +167,11 @@ def _algo(config: RunSettings) -> Iterator[str]:
             f"algo.kl_kind: {algo.kl_kind} with algo.kl_in=loss: its gradient is 0 in expectation, so it penalises "
             "nothing; set algo.kl_kind=k1+, with the same value and a gradient"
         )
+    if algo.clip_cov_low >= algo.clip_cov_high:
+        yield (
+            f"algo.clip_cov_low: {algo.clip_cov_low:g} is not below algo.clip_cov_high {algo.clip_cov_high:g}; verl's "
+            "are 1 and 5"
+        )
     if algo.entropy_target is not None and algo.entropy_coef > algo.entropy_coef_max:
         yield (
             f"algo.entropy_coef: {algo.entropy_coef:g} is above algo.entropy_coef_max {algo.entropy_coef_max:g}, which "

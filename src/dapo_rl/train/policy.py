@@ -216,7 +216,9 @@ class HFPolicy(Learner[TokenStats]):
                 more: dict[str, Any] = {**bounds, **_inputs(samples, stats)}
                 losses = self._losses(logps, old_logps, advantages, mask, **more)
             else:
-                losses = self._losses(logps, old_logps, advantages, mask, **bounds)
+                losses = self._losses(logps, old_logps, advantages, mask, **bounds, **self._selected(samples))
+            if algo.top_entropy_quantile < 1:
+                losses = losses * to_device(padded([s["entropy_mask"] for s in samples]), device)
             if algo.importance_cap is not None:
                 cap, mode = algo.importance_cap, algo.importance_mode
                 weights = importance_weights(old_logps, behaviour_logps, mask, cap=cap, mode=mode)
@@ -273,7 +275,16 @@ class HFPolicy(Learner[TokenStats]):
             weight, tokens = algo.positive_lm_coef, max(counts.correct_tokens, 1)
             yield "lm_loss", 1.0, positive_lm_loss(stats.logps, correct, mask, weight=weight, denominator=tokens)
         if coefs.entropy > 0:
-            yield "entropy_bonus", -coefs.entropy, aggregate(stats.entropy, mask, **how)
+            entropy = stats.entropy
+            if algo.top_entropy_quantile < 1:  # the bonus acts on the tokens that learn
+                entropy = entropy * to_device(padded([s["entropy_mask"] for s in samples]), device)
+            yield "entropy_bonus", -coefs.entropy, aggregate(entropy, mask, **how)
+
+    def _selected(self, samples: Sequence[Trajectory]) -> dict[str, Tensor]:
+        """The tokens that the batch has selected for its loss."""
+        if any("cov_mask" not in sample.columns for sample in samples):
+            return {}
+        return {"cov_mask": to_device(padded([s["cov_mask"] for s in samples]), self._responses.device)}
 
     def _summarise(self, totals: Mapping[str, float], tokens: int) -> dict[str, float]:
         def mean(name: str) -> float:
