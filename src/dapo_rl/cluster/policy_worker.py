@@ -47,11 +47,14 @@ from dapo_rl.types import FloatArray, Trajectory, Update
 T = TypeVar("T")
 
 NOBODY = Trajectory(
-    *([0], 0.0),
+    [0],
     mask=False,
     prompt_ids=[0],
     scalars={"group": -1},
-    **{"advantages": 0.0, "ref_logps": 0.0, "entropy_mask": False, "cov_mask": False},
+    advantages=0.0,
+    ref_logps=0.0,
+    entropy_mask=False,
+    cov_mask=False,
 )
 """What a rank computes when it has no sample left and others have: it takes part in their collectives."""
 

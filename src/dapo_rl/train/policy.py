@@ -280,7 +280,7 @@ class HFPolicy(Learner[TokenStats]):
                 entropy = entropy * to_device(padded([s["entropy_mask"] for s in samples]), device)
             yield "entropy_bonus", -coefs.entropy, aggregate(entropy, mask, **how)
 
-    def _selected(self, samples: Sequence[Trajectory]) -> dict[str, Tensor]:
+    def _selected(self, samples: Sequence[Trajectory]) -> dict[str, Any]:
         """The tokens that the batch has selected for its loss."""
         if any("cov_mask" not in sample.columns for sample in samples):
             return {}
