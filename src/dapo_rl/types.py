@@ -96,6 +96,8 @@ COLUMNS: dict[str, Any] = {
     "returns": np.float32,
     "proximal_logps": np.float32,
     "ref_logps": np.float32,
+    "entropy_mask": np.bool_,
+    "cov_mask": np.bool_,
     "train_logps": np.float32,
     "entropies": np.float32,
     "clipped": np.int8,
@@ -111,6 +113,7 @@ may have any trailing shape.
 - `fresh`: whether the token comes from the weights that the step's first update starts from
 - `values` and `returns`: the critic's estimate before the token at the beginning of the step, and its target
 - `proximal_logps`, `ref_logps`: under the policy at the beginning of the step, and under the reference policy
+- `entropy_mask`, `cov_mask`: whether the token is selected by `algo.top_entropy_quantile`, and by Clip-Cov or KL-Cov
 - `train_logps`, `entropies`, `clipped`: of the last update pass; `clipped` is the bound that clipped the gradient
   (0 none, 1 upper, 2 lower, 3 dual clip)
 """

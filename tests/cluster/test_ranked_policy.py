@@ -78,16 +78,31 @@ def test_loss_gradients_norm_metrics_and_tokens_are_those_of_one_process(policy_
         {"train": TrainSettings(max_grad_norm=0.1, packed=False)},
         {"train": TrainSettings(max_grad_norm=0.1, gradient_checkpointing=True)},
         {"algo": AlgoSettings(kl_coef=0.1), "reference": True},
+        {"algo": AlgoSettings(entropy_coef=0.5, aggregation="seq-mean-token-mean")},
         {"tied": False},
         {"token_budget": 10**6},
     ],
-    ids=["padded", "recomputed", "reference", "untied", "one micro-batch"],
+    ids=["padded", "recomputed", "reference", "entropy bonus", "untied", "one micro-batch"],
 )
 def test_the_ways_to_compute_are_the_same_on_two_ranks(policy_on, how):
     samples = make_samples(masked=(4,))
     one, ranked = one_process(**how), policy_on(2, **how)
     if "reference" in how:
         samples = with_reference(one, samples)
+    assert_same_update(ranked.update(samples, 1e-4), one.update(samples, 1e-4))
+    assert_same_gradients(ranked, one)
+
+
+@pytest.mark.parametrize("count", [1, 12])
+def test_selected_tokens_are_the_same_on_two_ranks(policy_on, count):
+    """Also where a rank has no sample."""
+    rng = np.random.default_rng(0)
+    samples = [
+        s.replace(**{name: rng.random(len(s.token_ids)) < 0.5 for name in ("entropy_mask", "cov_mask")})
+        for s in make_samples(count=count)
+    ]
+    how = {"algo": AlgoSettings(loss="kl-cov", top_entropy_quantile=0.5, entropy_coef=0.1)}
+    one, ranked = one_process(**how), policy_on(2, **how)
     assert_same_update(ranked.update(samples, 1e-4), one.update(samples, 1e-4))
     assert_same_gradients(ranked, one)
 

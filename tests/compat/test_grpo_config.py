@@ -229,12 +229,26 @@ def test_processors_are_refused():
 
 def test_a_value_without_a_counterpart_says_why():
     with pytest.raises(NoCounterpartError):
-        LIBRARIES["trl"].find("loss_type").convert("sapo")
-    with pytest.raises(UserError, match="loss_type='sapo': another policy loss; write it as"):
-        moved(loss_type="sapo")
+        LIBRARIES["trl"].find("loss_type").convert("luspo")
+    with pytest.raises(UserError, match="loss_type='luspo': another policy loss; write it as"):
+        moved(loss_type="luspo")
+
+
+def test_the_entropy_bonus_of_trl():
+    assert settings(entropy_coef=0.01, entropy_target=0.7).config.algo.entropy_target is None
+    algo = settings(entropy_coef=0.01, use_adaptive_entropy=True, entropy_coef_delta=0.1).config.algo
+    assert (algo.entropy_coef, algo.entropy_target, algo.entropy_coef_delta) == (0.01, 0.2, 0.1)
+    algo = settings(use_adaptive_entropy=True, entropy_target=0.7, entropy_coef_max=0.5).config.algo
+    assert (algo.entropy_target, algo.entropy_coef_max) == (0.7, 0.5)
+    with pytest.raises(UserError, match=r"entropy_coef_min=0\.1: the weight of an adaptive entropy bonus falls to 0"):
+        moved(use_adaptive_entropy=True, entropy_coef_min=0.1)
 
 
 def test_the_losses_of_trl():
+    sapo = settings(loss_type="sapo", sapo_temperature_neg=2.0, top_entropy_quantile=0.2).config.algo
+    assert (sapo.loss, sapo.aggregation, sapo.tau_pos, sapo.tau_neg) == ("sapo", "seq-mean-token-mean", 1.0, 2.0)
+    assert sapo.top_entropy_quantile == 0.2
+    assert settings(sapo_temperature_neg=2.0).config.algo.tau_neg == 1.05
     gspo = settings(importance_sampling_level="sequence", epsilon=3e-4, epsilon_high=4e-4, delta=2.0).config.algo
     assert (gspo.loss, gspo.clip_low, gspo.clip_high, gspo.clip_ratio_c) == ("gspo", 3e-4, 4e-4, None)
     (note,) = [note for note in moved(importance_sampling_level="sequence", delta=2.0).notes if "delta" in note]

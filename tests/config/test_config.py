@@ -136,7 +136,7 @@ def test_a_wrong_key_or_value_is_one_line_with_the_nearest_right_one(override, e
         ("output_dir=out", "it has no counterpart here: name the run directory with --run DIR"),
         ("bf16=true", "here it is model.dtype=bfloat16"),
         ("use_vllm=true", "here it is engine=vllm"),
-        ("loss_type=sapo", "here it is algo.aggregation, but 'sapo' has no counterpart: another policy loss"),
+        ("loss_type=luspo", "here it is algo.aggregation, but 'luspo' has no counterpart: another policy loss"),
         ("actor.eps_clip_higher=0.28", "here it is algo.clip_high=0.28"),
         ("algorithm.invented=1", "it looks like a setting of verl: `dapo convert FILE` translates its files"),
     ],

@@ -43,6 +43,9 @@ DEFAULTS = {
         **{"importance_cap": None, "importance_mode": "truncate", "aggregation": "token-mean", "norm_length": None},
         **{"advantage": "group", "normalize": "group", "ddof": 1, "advantage_eps": 1e-6, "kl_coef": 0.0},
         **{"kl_kind": "k3", "kl_in": "loss", "positive_lm_coef": 0.0},
+        **{"entropy_coef": 0.0, "entropy_target": None, "entropy_coef_delta": 0.005, "entropy_coef_max": 1.0},
+        **{"top_entropy_quantile": 1.0, "cov_share": 0.0002, "clip_cov_low": 1.0, "clip_cov_high": 5.0},
+        **{"kl_cov_coef": 1.0, "tau_pos": 1.0, "tau_neg": 1.05},
     },
     "overlong": {
         **{"shape": "soft", "max_length": None, "cache_length": None, "factor": 1.0, "mask_truncated": False},
@@ -96,18 +99,21 @@ FROM_ZERO = (
     *("sampling.min_p", "sampling.ahead", "algo.advantage_eps", "algo.kl_coef", "algo.positive_lm_coef"),
     *("overlong.factor", "train.min_lr_share", "train.weight_decay", "critic.lambda_critic", "critic.lambda_lowest"),
     *("eval.temperature", "reward.max_error_share", "model.lora.dropout"),
-    *("env.max_error_share", "env.turn_discount"),
+    *("env.max_error_share", "env.turn_discount", "algo.entropy_coef", "algo.kl_cov_coef"),
 )
 ABOVE_ZERO = (
     *("reward.timeout_s", "sampling.temperature", "sampling.top_p", "sampling.kv_memory_gib", "algo.importance_cap"),
     *("train.lr", "train.max_grad_norm", "critic.lr", "critic.length_alpha", "critic.value_clip", "eval.top_p"),
     *("critic.pretrain_until",),
     *("cluster.timeout_s", "model.lora.alpha", "env.timeout_s", "teacher.weight"),
+    *("algo.entropy_target", "algo.entropy_coef_delta", "algo.entropy_coef_max"),
+    *("algo.top_entropy_quantile", "algo.cov_share", "algo.tau_pos", "algo.tau_neg"),
 )
 UP_TO_ONE = (
     *("sampling.top_p", "sampling.min_p", "eval.top_p", "train.min_lr_share", "critic.lambda_critic"),
     *("critic.lambda_lowest", "reward.max_error_share", "env.max_error_share", "env.turn_discount"),
     *("critic.pretrain_until",),
+    *("algo.top_entropy_quantile", "algo.cov_share"),
 )
 
 

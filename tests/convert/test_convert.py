@@ -268,7 +268,11 @@ def test_every_argument_of_transformers_trainer_is_known():
 @pytest.mark.parametrize(
     ("words", "key", "status"),
     [
-        ("actor_rollout_ref.actor.entropy_coeff=0.001", "actor_rollout_ref.actor.entropy_coeff", "no counterpart"),
+        (
+            "actor_rollout_ref.rollout.repetition_penalty=1.1",
+            "actor_rollout_ref.rollout.repetition_penalty",
+            "no counterpart",
+        ),
         ("actor_rollout_ref.actor.loss_agg_mode=invented", "actor_rollout_ref.actor.loss_agg_mode", "no counterpart"),
         (
             "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.kl_coef=0.1",
@@ -430,7 +434,17 @@ def test_the_losses_of_verl(converted):
     _, config, _ = converted(verl(words))
     assert (config.algo.loss, config.algo.clip_low, config.algo.clip_high) == ("cispo", 10, 0.2)
     assert (config.algo.aggregation, config.algo.clip_ratio_c) == ("token-mean", None)
-    _, config, rows = converted(verl(f"{actor}.policy_loss.loss_mode=clip_cov"))
+    words = f"{actor}.policy_loss.loss_mode=kl_cov {actor}.policy_loss.kl_cov_ratio=0.02"
+    words = f"{words} {actor}.policy_loss.clip_cov_ratio=0.5"
+    _, config, rows = converted(verl(f"{words} {actor}.policy_loss.ppo_kl_coef=2 {actor}.tau_pos=3"))
+    algo = config.algo
+    assert (algo.loss, algo.cov_share, algo.kl_cov_coef, algo.tau_pos) == ("kl-cov", 0.02, 2, 1)
+    assert rows[f"{actor}.tau_pos"].note == "an option of the loss sapo"
+    _, config, _ = converted(verl(f"{actor}.policy_loss.loss_mode=clip_cov {actor}.policy_loss.clip_cov_ub=4"))
+    assert (config.algo.loss, config.algo.clip_cov_high) == ("clip-cov", 4)
+    _, config, _ = converted(verl(f"{actor}.policy_loss.loss_mode=sapo {actor}.tau_neg=2"))
+    assert (config.algo.loss, config.algo.aggregation, config.algo.tau_neg) == ("sapo", "seq-mean-token-mean", 2)
+    _, config, rows = converted(verl(f"{actor}.policy_loss.loss_mode=gpg"))
     assert (config.algo.loss, config.algo.clip_ratio_c) == ("dapo", 3.0)
     assert rows[f"{actor}.policy_loss.loss_mode"].status == "no counterpart"
 

@@ -116,6 +116,15 @@ FLIPS = [
     ("overlong.cache_length", 2048, {"Punishment interval"}),
     ("overlong.factor", 0.5, {"Punishment interval"}),
     ("algo.kl_coef", 0.001, {"KL term"}),
+    ("algo.top_entropy_quantile", 0.2, {"Tokens of high entropy"}),
+    *((f"algo.{name}", 0.5, set()) for name in ("cov_share", "clip_cov_low", "kl_cov_coef", "tau_pos", "tau_neg")),
+    ("algo.clip_cov_high", 2.0, set()),  # options of losses that are not chosen
+    ("algo.loss", "sapo", {"Objective"}),
+    ("algo.loss", "clip-cov", {"Objective"}),
+    ("algo.entropy_coef", 0.001, {"Entropy bonus"}),
+    ("algo.entropy_target", 0.2, {"Entropy bonus"}),
+    ("algo.entropy_coef_delta", 0.1, set()),  # without a target it has no effect
+    ("algo.entropy_coef_max", 0.1, set()),  # likewise
     ("teacher.name", "tiny", {"Teacher"}),
     ("teacher.weight", 0.5, {"Teacher"}),
     ("algo.kl_kind", "k1", set()),  # without a coefficient it has no effect

@@ -171,7 +171,7 @@ def test_a_cap_needs_a_recomputed_proximal_policy():
     with pytest.raises(UserError, match=r"proximal=auto, which is behaviour for algo.loss=dapo: .*; set algo.proximal"):
         Config.build({"algo.importance_cap": 2.0})
     for name, entry in LOSSES.items():
-        if entry.ratio is not None:
+        if entry.per_sequence:
             assert Config.build({"algo.importance_cap": 2.0, "algo.loss": name}).algo.old_policy == "recomputed"
     with pytest.raises(UserError, match=r"algo\.importance_cap"):
         Config.build({"algo.importance_cap": 0.0, "algo.proximal": "recomputed"})

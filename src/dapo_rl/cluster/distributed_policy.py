@@ -70,8 +70,8 @@ class DistributedLearner:
         """One number per response token: its log-probability, or the value of the state before it."""
         return self._scored("score", samples)
 
-    def update(self, samples: Sequence[Trajectory], lr: float) -> Update:
-        """One optimizer step on all ranks."""
+    def update(self, samples: Sequence[Trajectory], lr: float, *more: Any) -> Update:
+        """One optimizer step on all ranks, which take `more` too."""
         columns: list[Mapping[str, Array] | None] = [None] * len(samples)
         places = [i for i, sample in enumerate(samples) if sample.trained_tokens]
         if not places:
@@ -79,7 +79,7 @@ class DistributedLearner:
         trained = [samples[i] for i in places]
         dealt = deal(trained, self._ranks.world_size)
         self._note_tokens([sum(trained[i].trained_tokens for i in indices) for indices in dealt])
-        updates: list[Update] = self._on_shares("update", trained, dealt, lr)
+        updates: list[Update] = self._on_shares("update", trained, dealt, lr, *more)
         for indices, update in zip(dealt, updates, strict=True):
             for i, of_sample in zip(indices, update.columns, strict=True):
                 columns[places[i]] = of_sample

@@ -37,6 +37,7 @@ from dapo_rl.models.lora import PlainWeight, adapter_weights, save_adapter, with
 from dapo_rl.models.response_logps import ResponsePass, TokenStats
 from dapo_rl.models.save import save_model, why_no_copy
 from dapo_rl.models.values import TokenValues
+from dapo_rl.train.coefficients import Coefs
 from dapo_rl.train.critic import HFCritic
 from dapo_rl.train.learner import Learner, Stats, budget_note
 from dapo_rl.train.loss_denominators import Counts
@@ -45,7 +46,16 @@ from dapo_rl.types import FloatArray, Trajectory, Update
 
 T = TypeVar("T")
 
-NOBODY = Trajectory([0], mask=False, prompt_ids=[0], advantages=0.0, ref_logps=0.0, scalars={"group": -1})
+NOBODY = Trajectory(
+    [0],
+    mask=False,
+    prompt_ids=[0],
+    scalars={"group": -1},
+    advantages=0.0,
+    ref_logps=0.0,
+    entropy_mask=False,
+    cov_mask=False,
+)
 """What a rank computes when it has no sample left and others have: it takes part in their collectives."""
 
 
@@ -271,9 +281,9 @@ class PolicyWorker(LearnerWorker[TokenStats], HFPolicy):
         with self._timed():
             return super().score_entropy(samples)
 
-    def update(self, samples: Sequence[Trajectory], lr: float) -> Update:
+    def update(self, samples: Sequence[Trajectory], lr: float, coefs: Coefs | None = None) -> Update:
         with self._timed():
-            return super().update(samples, lr)
+            return super().update(samples, lr, coefs)
 
     def work_done(self) -> tuple[float, int]:
         """The seconds spent on scores and updates since the last call, and the peak memory so far, in bytes: of its

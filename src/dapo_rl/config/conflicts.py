@@ -173,6 +173,16 @@ def _algo(config: RunSettings) -> Iterator[str]:
             f"algo.kl_kind: {algo.kl_kind} with algo.kl_in=loss: its gradient is 0 in expectation, so it penalises "
             "nothing; set algo.kl_kind=k1+, with the same value and a gradient"
         )
+    if algo.clip_cov_low >= algo.clip_cov_high:
+        yield (
+            f"algo.clip_cov_low: {algo.clip_cov_low:g} is not below algo.clip_cov_high {algo.clip_cov_high:g}; verl's "
+            "are 1 and 5"
+        )
+    if algo.entropy_target is not None and algo.entropy_coef > algo.entropy_coef_max:
+        yield (
+            f"algo.entropy_coef: {algo.entropy_coef:g} is above algo.entropy_coef_max {algo.entropy_coef_max:g}, which "
+            "limits it; raise algo.entropy_coef_max"
+        )
     if sampling.group_size == 1 and (sampling.dynamic or (advantage is not None and not advantage.alone)):
         what = f"algo.normalize={algo.normalize}" if algo.advantage == "group" else f"algo.advantage={algo.advantage}"
         what = "dynamic sampling" if sampling.dynamic else what

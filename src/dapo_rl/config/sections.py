@@ -319,14 +319,44 @@ class AlgoSettings(Section):
     of k1 and k3 and the gradient of the KL divergence."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Whether the KL penalty is part of the loss, or of the reward of each token, for a critic (PPO)."""
+    entropy_coef: float = Field(0.0, ge=0)
+    """Weight of the entropy bonus: the entropy of tokens, averaged as token losses are, is subtracted from the loss; 0
+    is off. With `algo.entropy_target`, its value at the start."""
+    entropy_target: float | None = Field(None, gt=0)
+    """Adaptive entropy bonus: after each update its weight rises by `algo.entropy_coef_delta` if the mean entropy, in
+    nats, is at most this, and falls by as much otherwise; above the target, no bonus is given. None: a constant
+    weight."""
+    entropy_coef_delta: float = Field(0.005, gt=0)
+    """Step of the adaptive weight."""
+    entropy_coef_max: float = Field(1.0, gt=0)
+    """Largest adaptive weight."""
+    top_entropy_quantile: float = Field(1.0, gt=0, le=1)
+    """Only this share of the tokens of an update learns: those with the highest entropy. The others have no loss, but
+    count in its denominator. 1 is off; otherwise a step costs one more forward pass."""
+    cov_share: float = Field(0.0002, gt=0, le=1)
+    """`clip-cov` and `kl-cov`: share of the tokens of an update that is left out or held back."""
+    clip_cov_low: float = 1.0
+    """`clip-cov`: tokens whose covariance of log-probability and advantage is above this can be left out."""
+    clip_cov_high: float = 5.0
+    """`clip-cov`: and below this."""
+    kl_cov_coef: float = Field(1.0, ge=0)
+    """`kl-cov`: weight of the distance to the old policy, for the tokens that are held back."""
+    tau_pos: float = Field(1.0, gt=0)
+    """`sapo`: temperature of the gate for positive advantages; a higher one closes it sooner."""
+    tau_neg: float = Field(1.05, gt=0)
+    """`sapo`: temperature for the others."""
     positive_lm_coef: float = Field(0.0, ge=0)
     """Weight of the negative log-likelihood of correct samples, added to the loss (VAPO); 0 is off."""
+
+    @property
+    def has_entropy_bonus(self) -> bool:
+        return self.entropy_coef > 0 or self.entropy_target is not None
 
     @property
     def per_sequence(self) -> bool:
         """Whether the loss clips one ratio per sequence. Whether a function of the user does is not known."""
         entry = LOSSES.get(self.loss)
-        return entry is not None and entry.ratio is not None
+        return entry is not None and entry.per_sequence
 
     @property
     def old_policy(self) -> Literal["behaviour", "recomputed"]:

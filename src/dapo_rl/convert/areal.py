@@ -22,6 +22,12 @@ def derive_areal(draft: Draft) -> None:
         draft.settings.pop("algo.clip_high", None)
         draft.always("algo.clip_high", bound, "eps_clip_higher is eps_clip unless set")
         draft.explain_again("actor.eps_clip_higher", "same", f"algo.clip_high: {bound}", "null: the same as eps_clip")
+    if draft.value(key := "actor.use_sapo_loss"):
+        draft.put("algo.loss", "sapo", key)
+    else:
+        draft.unused("the loss is not sapo", key)
+    options = {f"actor.sapo_tau_{sign}": ("sapo", f"algo.tau_{sign}") for sign in ("pos", "neg")}
+    shared.loss_options(draft, options)
     shared.without_dual_clip(draft, "actor.c_clip", applies=True)
     _splits(draft)
     _dynamic_sampling(draft)

@@ -4,6 +4,7 @@ importance weights, the critic."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from dapo_rl.choices import KL_KINDS
@@ -63,6 +64,15 @@ def min_lr_share(draft: Draft, key: str) -> None:
         draft.put("train.min_lr_share", min(max(lowest / rate, 0.0), 1.0), key, note=f"{lowest:g} / {rate:g}")
 
 
+def loss_options(draft: Draft, options: Mapping[str, tuple[str, str]]) -> None:
+    """Options of losses: by their name, the loss and the setting here."""
+    for key, (loss, ours) in options.items():
+        if draft.setting("algo.loss") != loss:
+            draft.unused(f"an option of the loss {loss}", key)
+        elif (value := draft.number(key)) is not None:
+            draft.put(ours, value, key)
+
+
 def without_dual_clip(draft: Draft, key: str, applies: bool = False) -> None:
     """Drops `algo.clip_ratio_c`, which follows from `key`, if the loss has none; `applies` says that theirs has."""
     name = draft.settings.get("algo.loss", "dapo")
@@ -120,7 +130,7 @@ def soft_overlong(draft: Draft, cache: int | None, factor: float, longest: int |
 def recompute_for_sequences(draft: Draft) -> None:
     """The bounds of a sequence's ratio are narrower than the difference between the engine and the trainer."""
     entry = LOSSES.get(draft.settings.get("algo.loss", "dapo"))
-    if entry is not None and entry.ratio is not None and "algo.proximal" not in draft.settings:
+    if entry is not None and entry.per_sequence and "algo.proximal" not in draft.settings:
         why = "bounds of a sequence's ratio are below the difference between engine and trainer"
         draft.put("algo.proximal", "recomputed")
         draft.add_row("(algo.proximal)", "", "same", "algo.proximal: recomputed", why)

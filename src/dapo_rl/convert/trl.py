@@ -13,7 +13,7 @@ from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.hydra import UnknownValue
 from dapo_rl.convert.turns import trl_turns
 from dapo_rl.errors import UserError
-from dapo_rl.objectives.losses import losses_by
+from dapo_rl.objectives.losses import LOSSES, losses_by
 
 _BATCH_KEYS = (
     "global_batch_size",
@@ -69,6 +69,7 @@ def derive_updates(draft: Draft) -> None:
         draft.always("algo.clip_high", draft.settings.get("algo.clip_low", 0.2), "epsilon_high is epsilon unless set")
         draft.explain("epsilon_high", "same", "algo.clip_high = algo.clip_low", "null: the same as epsilon")
     _loss(draft)
+    _entropy(draft)
     if draft.settings.get("train.lr_schedule") in ("linear", "cosine"):
         _final_rate(draft)
     _batch(draft)
@@ -81,22 +82,50 @@ def derive_updates(draft: Draft) -> None:
         draft.explain(key, "default here" if note else "same", "eval.every", note)
 
 
+_LOSS_OPTIONS = {
+    **dict.fromkeys(("sapo_temperature_pos", "tau_pos"), ("sapo", "algo.tau_pos")),
+    **dict.fromkeys(("sapo_temperature_neg", "tau_neg"), ("sapo", "algo.tau_neg")),
+}
+
+
 def _loss(draft: Draft) -> None:
-    """A `loss_type` that is another loss here; its upper bound is `epsilon_high` itself, and it has no lower one."""
+    """A `loss_type` that is another loss here. If its bounds are wide, the upper one is `epsilon_high` itself, and it
+    has no lower one."""
     name = losses_by(lambda entry: entry.trl).get(draft.value("loss_type"))
     if name is not None:
         if draft.value("importance_sampling_level") not in (None, "token"):
             raise UserError(f"loss_type {name} with importance_sampling_level: {name} has a ratio for each token here")
-        bound = draft.number("epsilon_high")
-        if bound is None or bound < 1:
-            raise UserError(f"loss_type {name}: epsilon_high is the upper bound of the ratio, 1 or more; 5 is usual")
+        entry = LOSSES[name]
         draft.put("algo.loss", name)
-        draft.explain_again("loss_type", "same", f"algo.loss: {name}, algo.aggregation: token-mean")
-        draft.explain_again("epsilon", "default here", "algo.clip_low: 1", f"{name} has no lower bound")
-        draft.settings["algo.clip_low"] = 1.0
-        draft.explain_again("epsilon_high", "same", f"algo.clip_high: {bound - 1:g}", "the bound is 1 + algo.clip_high")
-        draft.settings["algo.clip_high"] = bound - 1
+        draft.settings["algo.aggregation"] = entry.trl_aggregation
+        here = f"algo.loss: {name}, algo.aggregation: {entry.trl_aggregation}"
+        draft.explain_again("loss_type", "same", here)
+        bound = draft.number("epsilon_high")
+        if not entry.wide_bounds:
+            for key in ("epsilon", "epsilon_high"):
+                draft.explain_again(key, "default here", note=f"{name} has no bounds")
+        elif bound is None or bound < 1:
+            raise UserError(f"loss_type {name}: epsilon_high is the upper bound of the ratio, 1 or more; 5 is usual")
+        else:
+            draft.explain_again("epsilon", "default here", "algo.clip_low: 1", f"{name} has no lower bound")
+            draft.settings["algo.clip_low"] = 1.0
+            where = f"algo.clip_high: {bound - 1:g}"
+            draft.explain_again("epsilon_high", "same", where, "the bound is 1 + algo.clip_high")
+            draft.settings["algo.clip_high"] = bound - 1
+    shared.loss_options(draft, _LOSS_OPTIONS)
     shared.without_dual_clip(draft, "delta", applies=name is None)
+
+
+def _entropy(draft: Draft) -> None:
+    """The adaptive entropy bonus. Without it, `entropy_coef` is constant."""
+    options = ("entropy_target", "entropy_coef_delta", "entropy_coef_max")
+    if not draft.value("use_adaptive_entropy"):
+        draft.unused("the weight of the entropy bonus is constant", "use_adaptive_entropy", *options)
+        draft.explain_again("entropy_coef_min", "default here", note="without use_adaptive_entropy it does nothing")
+        return
+    for name, default in zip(options, (0.2, 0.005, 1.0), strict=True):
+        set_by = ("use_adaptive_entropy",) if name == "entropy_target" else ()
+        draft.put(f"algo.{name}", draft.number_or(default, name), name, *set_by)
 
 
 def _final_rate(draft: Draft) -> None:

@@ -25,26 +25,52 @@ from dapo_rl.objectives.numpy_twin_credit import (
     token_rewards,
     whitened,
 )
+from dapo_rl.objectives.numpy_twin_tokens import (
+    BOUND,
+    as_matrices,
+    binary_divergence,
+    bounded_log_ratio,
+    clip_cov_losses,
+    clip_cov_mask,
+    dppo_kl_losses,
+    dppo_tv_losses,
+    gmpo_losses,
+    kl_cov_losses,
+    kl_cov_mask,
+    probability_change,
+    sapo_losses,
+    token_covariances,
+    top_entropy_mask,
+)
 
 __all__ = [
     "ReferenceClipFractions",
     "above_cap",
     "adaptive_lambda",
     "aggregate",
+    "binary_divergence",
+    "bounded_log_ratio",
     "cispo_losses",
+    "clip_cov_losses",
+    "clip_cov_mask",
     "clip_fractions",
     "clipped_tokens",
     "dapo_policy_loss",
     "decoupled_gae",
     "distilled",
+    "dppo_kl_losses",
+    "dppo_tv_losses",
     "dynamic_sampling_filter",
     "entropy_from_logits",
     "explained_variance",
     "gae",
+    "gmpo_losses",
     "group_advantages",
     "gspo_losses",
     "gspo_token_losses",
     "importance_weights",
+    "kl_cov_losses",
+    "kl_cov_mask",
     "kl_penalty",
     "kl_slope",
     "no_advantages",
@@ -52,19 +78,20 @@ __all__ = [
     "overlong_reward_shaping",
     "policy_token_losses",
     "positive_lm_loss",
+    "probability_change",
     "probability_ratio",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
     "rewards_alone",
+    "sapo_losses",
     "sequence_ratio",
     "soft_overlong_punishment",
+    "token_covariances",
     "token_rewards",
+    "top_entropy_mask",
     "value_loss",
     "whitened",
 ]
-
-BOUND = 20
-"""Bound of a log-ratio before it is exponentiated."""
 
 
 class ReferenceClipFractions(NamedTuple):
@@ -93,7 +120,7 @@ def dapo_policy_loss(
     )
     if weights is not None:
         losses = losses * np.atleast_2d(np.asarray(weights, float))
-    *_, counted = _as_matrices(new_logps, old_logps, advantages, mask)
+    *_, counted = as_matrices(new_logps, old_logps, advantages, mask)
     return aggregate(losses, counted, aggregation, denominator, group_tokens=group_tokens, norm_length=norm_length)
 
 
@@ -107,7 +134,7 @@ def policy_token_losses(
     clip_high: float,
     clip_ratio_c: float | None = None,
 ) -> Array:
-    new, old, advantage, counted = _as_matrices(new_logps, old_logps, advantages, mask)
+    new, old, advantage, counted = as_matrices(new_logps, old_logps, advantages, mask)
     losses = np.zeros_like(new)
     for i, t in zip(*np.nonzero(counted), strict=True):
         r, a = np.exp(np.clip(new[i, t] - old[i, t], -BOUND, BOUND)), advantage[i, t]
@@ -120,12 +147,12 @@ def policy_token_losses(
 
 
 def probability_ratio(new_logps: ArrayLike, old_logps: ArrayLike, mask: ArrayLike | None = None) -> Array:
-    new, old, _, counted = _as_matrices(new_logps, old_logps, 0.0, mask)
+    new, old, _, counted = as_matrices(new_logps, old_logps, 0.0, mask)
     return np.where(counted, np.exp(np.clip(np.where(counted, new - old, 0.0), -BOUND, BOUND)), 1.0)
 
 
 def sequence_ratio(new_logps: ArrayLike, old_logps: ArrayLike, mask: ArrayLike | None = None) -> Array:
-    new, old, _, counted = _as_matrices(new_logps, old_logps, 0.0, mask)
+    new, old, _, counted = as_matrices(new_logps, old_logps, 0.0, mask)
     ratio = np.ones_like(new)
     for i, written in enumerate(counted):
         if written.any():
@@ -142,7 +169,7 @@ def gspo_losses(
     clip_low: float,
     clip_high: float,
 ) -> Array:
-    *_, advantage, counted = _as_matrices(new_logps, old_logps, advantages, mask)
+    *_, advantage, counted = as_matrices(new_logps, old_logps, advantages, mask)
     losses = np.zeros(advantage.shape)
     ratio = sequence_ratio(new_logps, old_logps, mask)
     for i, t in zip(*np.nonzero(counted), strict=True):
@@ -163,7 +190,7 @@ def gspo_token_losses(
 ) -> Array:
     """The ratio of a token is s · π(moved) / π(new), whose derivative at `moved = new` is the gradient of the loss; its
     value there is that of `gspo_losses`."""
-    new, _, advantage, counted = _as_matrices(new_logps, old_logps, advantages, mask)
+    new, _, advantage, counted = as_matrices(new_logps, old_logps, advantages, mask)
     moved = new if moved_logps is None else np.atleast_2d(np.asarray(moved_logps, float))
     losses = np.zeros_like(new)
     ratio = sequence_ratio(new_logps, old_logps, mask)
@@ -182,7 +209,7 @@ def cispo_losses(
     clip_low: float,
     clip_high: float,
 ) -> Array:
-    new, old, advantage, counted = _as_matrices(new_logps, old_logps, advantages, mask)
+    new, old, advantage, counted = as_matrices(new_logps, old_logps, advantages, mask)
     losses = np.zeros_like(new)
     for i, t in zip(*np.nonzero(counted), strict=True):
         weight = min(max(np.exp(np.clip(new[i, t] - old[i, t], -BOUND, BOUND)), 1 - clip_low), 1 + clip_high)
@@ -260,7 +287,7 @@ def clip_fractions(
     high, low, dual = clipped_tokens(
         new_logps, old_logps, advantages, mask, clip_low=clip_low, clip_high=clip_high, clip_ratio_c=clip_ratio_c
     )
-    *_, counted = _as_matrices(new_logps, old_logps, advantages, mask)
+    *_, counted = as_matrices(new_logps, old_logps, advantages, mask)
     tokens = max(int(counted.sum()), 1)
     return ReferenceClipFractions(high.sum() / tokens, low.sum() / tokens, dual.sum() / tokens)
 
@@ -276,7 +303,7 @@ def clipped_tokens(
     clip_ratio_c: float | None = None,
     per_sequence: bool = False,
 ) -> tuple[Array, Array, Array]:
-    *_, advantage, counted = _as_matrices(new_logps, old_logps, advantages, mask)
+    *_, advantage, counted = as_matrices(new_logps, old_logps, advantages, mask)
     ratio = (sequence_ratio if per_sequence else probability_ratio)(new_logps, old_logps, mask)
     high, low, dual = (np.zeros(counted.shape, bool) for _ in range(3))
     for place in zip(*np.nonzero(counted), strict=True):
@@ -380,14 +407,3 @@ def positive_lm_loss(
     chosen = np.asarray(mask, bool) & np.asarray(correct, bool)[:, None]
     surprise = -np.asarray(logps, float)[chosen].sum()
     return float(weight * surprise / (denominator or max(chosen.sum(), 1)))
-
-
-def _as_matrices(
-    new_logps: ArrayLike, old_logps: ArrayLike, advantages: ArrayLike, mask: ArrayLike | None
-) -> tuple[Array, Array, Array, Array]:
-    new, old = np.atleast_2d(np.asarray(new_logps, float)), np.atleast_2d(np.asarray(old_logps, float))
-    advantage = np.asarray(advantages, float)
-    if advantage.ndim == 1 and np.ndim(new_logps) == 2:
-        advantage = advantage[:, None]
-    counted = np.ones_like(new, bool) if mask is None else np.broadcast_to(np.asarray(mask, bool), new.shape)
-    return new, old, np.broadcast_to(advantage, new.shape), counted

@@ -33,6 +33,7 @@ from dapo_rl.run.prompts import build_sampler, build_stream, prompt_sets, stream
 from dapo_rl.runs.display import EVALUATING, Display
 from dapo_rl.runs.trackers import check_installed
 from dapo_rl.train.checkpoint import Part
+from dapo_rl.train.coefficients import Coefficients
 from dapo_rl.train.critic import HFCritic
 from dapo_rl.train.custom import Advantages, build_advantages, build_losses
 from dapo_rl.train.disk_space import DiskNeed
@@ -62,6 +63,8 @@ class Run:
     policy: HFPolicy | DistributedPolicy
     critic: HFCritic | DistributedCritic | None
     advantages: Advantages
+    coefficients: Coefficients | None
+    """Those of the loss that change during the run."""
     progress: Progress
     plan: MemoryPlan
     restart: Callable[[], None] | None
@@ -167,6 +170,8 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
         sampler = build_sampler(config, stream, workers.engine, verifier, display, model, conversations, judged)
         progress = Progress()
         learners: tuple[Part, ...] = (policy,) if critic is None else (policy, critic)
+        coefficients = Coefficients.of(config.algo)
+        changing = () if coefficients is None else (coefficients,)
         reward_state = SavedRewardState(verifier, config.train.steps)
         notes += [slow_dtype(loaded.dtype, device), workers.plan.note, policy.note, policy.save_note]
         notes += [_idle_engines(config), _noisy_ratios(config), _not_contained(config)]
@@ -184,11 +189,12 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
             policy=policy,
             critic=critic,
             advantages=advantages,
+            coefficients=coefficients,
             progress=progress,
             plan=workers.plan,
             restart=workers.restart,
             disk=DiskNeed.of(config, model, loaded.save_dtype),
-            parts=(*learners, stream_part(stream, sampler), sampler, progress, reward_state, RandomState()),
+            parts=(*learners, stream_part(stream, sampler), sampler, progress, reward_state, RandomState(), *changing),
             description=describe_model(model, loaded.dtype, backend.where),
             notes=tuple(note for note in notes if note),
             resources=resources.pop_all(),

@@ -127,6 +127,7 @@ class RunTraining:
             time_share=run.plan.time_share,
             critic=run.critic,
             verifiers=run.verifier,
+            coefficients=run.coefficients,
             recover=recover,
         )
         with display:

@@ -43,9 +43,10 @@ def build_losses(algo: AlgoSettings) -> TokenLosses:
     if is_function(algo.loss):
         return CustomLoss(algo.loss)
     function = LOSSES[algo.loss].function
+    own = {name: getattr(algo, name) for name in ("tau_pos", "tau_neg", "kl_cov_coef")}
 
-    def losses(new_logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor, **settings: Any) -> Tensor:
-        return function(new_logps, old_logps, advantages, mask, **_taken(function, settings))
+    def losses(new_logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor, **inputs: Any) -> Tensor:
+        return function(new_logps, old_logps, advantages, mask, **_taken(function, own | inputs))
 
     return losses
 

@@ -25,6 +25,7 @@ from dapo_rl.runs.display import Display, evaluation_line
 from dapo_rl.runs.write_errors import WriteErrors
 from dapo_rl.train.batch import make_batch, shaped_rewards, with_diagnostics
 from dapo_rl.train.checkpoint import Checkpoints
+from dapo_rl.train.coefficients import Coefficients, Coefs
 from dapo_rl.train.evaluate import Evaluation
 from dapo_rl.train.failed_step import record_failed_step
 from dapo_rl.train.metrics import mean_of, step_metrics
@@ -47,7 +48,7 @@ class Policy(Protocol):
 
     def score_entropy(self, samples: Sequence[Trajectory]) -> list[FloatArray]: ...
 
-    def update(self, samples: Sequence[Trajectory], lr: float) -> Update: ...
+    def update(self, samples: Sequence[Trajectory], lr: float, coefs: Coefs = ..., /) -> Update: ...
 
     def weights(self) -> PolicyWeights: ...
 
@@ -115,6 +116,8 @@ class Training:
     """Whether the engine and the policy take turns with the GPU's memory."""
     critic: Critic | None = None
     verifiers: Verifiers | None = None
+    coefficients: Coefficients | None = None
+    """Those of the loss that change during the run."""
     recover: Recover | None = None
     """Restores the run after a rank was lost; raises if it cannot."""
 
@@ -396,9 +399,18 @@ def _update(run: Training, step: int, batch: Batch) -> _Updates:
             if run.critic is not None:
                 done.critic.append(run.critic.update(part, critic_rate(step, config)))
             if batch.trains_policy:
-                done.last_pass.append(run.policy.update(part, policy_rate(step, config, run.pretrain_steps)))
+                done.last_pass.append(_policy_update(run, step, part))
         done.policy += done.last_pass
     return done
+
+
+def _policy_update(run: Training, step: int, part: Sequence[Trajectory]) -> Update:
+    rate = policy_rate(step, run.config, run.pretrain_steps)
+    if run.coefficients is None:
+        return run.policy.update(part, rate)
+    update = run.policy.update(part, rate, run.coefficients.now)
+    run.coefficients.follow(update.metrics)
+    return update
 
 
 def _evaluate(run: Training) -> dict[str, float]:

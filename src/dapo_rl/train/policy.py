@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from dapo_rl.objectives.critic import positive_lm_loss
 from dapo_rl.objectives.importance import above_cap, importance_weights
 from dapo_rl.objectives.kl import kl_penalty
 from dapo_rl.objectives.losses import TokenLosses
+from dapo_rl.train.coefficients import Coefs
 from dapo_rl.train.custom import CustomLoss, build_losses, build_ratio
 from dapo_rl.train.learner import Learner, padded, read_checkpoint, total
 from dapo_rl.train.loss_denominators import Counts
@@ -76,10 +77,12 @@ class HFPolicy(Learner[TokenStats]):
         self._losses = losses or build_losses(algo)
         self._ratio_of = build_ratio(algo)
         self._norm_length = norm_length
-        self._kl_coef = algo.kl_coef if algo.kl_in == "loss" else 0.0
+        self._coefs = Coefs.of(algo)
         how: dict[str, Any] = {"temperature": temperature, "pad_id": pad_id, "dtype": dtype, "longest": longest}
         budget: dict[str, Any] = {"token_budget": token_budget, "fill_memory": fill_memory, "time_share": time_share}
-        entropy_grad = isinstance(self._losses, CustomLoss) and self._losses.takes("entropy")
+        entropy_grad = algo.has_entropy_bonus or (
+            isinstance(self._losses, CustomLoss) and self._losses.takes("entropy")
+        )
         super().__init__(model, train=train, **budget, **how, entropy_grad=entropy_grad)
         self._reference: ResponsePass[TokenStats] | WithoutAdapter | None = None
         if reference is model:
@@ -110,19 +113,25 @@ class HFPolicy(Learner[TokenStats]):
         """The entropy of the current policy before each response token."""
         return self._results(samples, lambda batch: _stats(self._responses, batch).entropy)
 
-    def update(self, samples: Sequence[Trajectory], lr: float) -> Update:
-        """One optimizer step; the result does not depend on the split into micro-batches."""
+    def update(self, samples: Sequence[Trajectory], lr: float, coefs: Coefs | None = None) -> Update:
+        """One optimizer step; the result does not depend on the split into micro-batches. `coefs` replace those of the
+        settings."""
+        coefs = coefs or self._coefs
         counts = self._count(samples)
         diagnostics: list[Mapping[str, Array] | None] = [None] * len(samples)
         if counts.tokens == 0:
             return Update({}, tuple(diagnostics))
         places = [i for i, sample in enumerate(samples) if sample.trained_tokens]
         trained = [samples[i] for i in places]
-        totals, results, grad_norm = self._learn(trained, lr, lambda batch, count: self._backward(batch, counts, count))
+        totals, results, grad_norm = self._learn(
+            trained, lr, lambda batch, count: self._backward(batch, counts, count, coefs)
+        )
         for place, of_sample in zip(places, results, strict=True):
             diagnostics[place] = of_sample
         self._updates += 1
         metrics = self._summarise(totals, counts.tokens) | {"actor/grad_norm": grad_norm, "actor/lr": lr}
+        if self._algo.has_entropy_bonus:
+            metrics["actor/entropy_coef"] = coefs.entropy
         return Update(metrics, tuple(diagnostics), self._take_notes())
 
     def save(self, directory: Path) -> DeferredWrite:
@@ -181,7 +190,7 @@ class HFPolicy(Learner[TokenStats]):
         return ResponseLogps(model, **how)
 
     def _backward(
-        self, samples: Sequence[Trajectory], counts: Counts, micro_batches: int
+        self, samples: Sequence[Trajectory], counts: Counts, micro_batches: int, coefs: Coefs
     ) -> tuple[dict[str, Tensor], _Tokens]:
         """Accumulates the gradient of one micro-batch; returns sums over its tokens, and per-token results."""
         algo, device = self._algo, self._responses.device
@@ -200,8 +209,6 @@ class HFPolicy(Learner[TokenStats]):
             "norm_length": self._norm_length,
         }
         sums: dict[str, Tensor] = {}
-        if self._kl_coef > 0:
-            ref_logps = to_device(padded([s["ref_logps"] for s in samples]), device)
         with self._dropout(samples), self._responses.compute(samples) as stats:
             logps, mask = stats.logps, stats.mask & in_loss
             old_logps = behaviour_logps if algo.old_policy == "behaviour" else _proximal_logps(samples, logps)
@@ -209,21 +216,17 @@ class HFPolicy(Learner[TokenStats]):
                 more: dict[str, Any] = {**bounds, **_inputs(samples, stats)}
                 losses = self._losses(logps, old_logps, advantages, mask, **more)
             else:
-                losses = self._losses(logps, old_logps, advantages, mask, **bounds)
+                losses = self._losses(logps, old_logps, advantages, mask, **bounds, **self._selected(samples))
+            if algo.top_entropy_quantile < 1:
+                losses = losses * to_device(padded([s["entropy_mask"] for s in samples]), device)
             if algo.importance_cap is not None:
                 cap, mode = algo.importance_cap, algo.importance_mode
                 weights = importance_weights(old_logps, behaviour_logps, mask, cap=cap, mode=mode)
                 losses = losses * weights
             loss = sums["pg_loss"] = aggregate(losses, mask, **how)
-            if self._kl_coef > 0:
-                sums["kl_loss"] = aggregate(kl_penalty(logps, ref_logps, algo.kl_kind), mask, **how)
-                loss = loss + self._kl_coef * sums["kl_loss"]
-            if algo.positive_lm_coef > 0:
-                correct = to_device(np.array([sample.correct for sample in samples]), device)
-                sums["lm_loss"] = positive_lm_loss(
-                    logps, correct, mask, weight=algo.positive_lm_coef, denominator=max(counts.correct_tokens, 1)
-                )
-                loss = loss + sums["lm_loss"]
+            for name, coef, term in self._terms(samples, stats, mask, counts, coefs, how):
+                sums[name] = term
+                loss = loss + coef * term
             if isinstance(self._losses, CustomLoss):
                 self._losses.backward(loss, logps, stats.entropy)
             else:
@@ -253,6 +256,36 @@ class HFPolicy(Learner[TokenStats]):
                 totals["above_cap"] = above_cap(old_logps, behaviour_logps, mask, cap).sum()
             return totals, _Tokens(logps.detach(), stats.entropy.detach(), _which_bound(high, low, dual))
 
+    def _terms(
+        self,
+        samples: Sequence[Trajectory],
+        stats: TokenStats,
+        mask: Tensor,
+        counts: Counts,
+        coefs: Coefs,
+        how: Mapping[str, Any],
+    ) -> Iterator[tuple[str, float, Tensor]]:
+        """What is added to the policy's loss: a name, a coefficient and the term, aggregated as `how` says."""
+        algo, device = self._algo, mask.device
+        if coefs.kl > 0:
+            ref_logps = to_device(padded([s["ref_logps"] for s in samples]), device)
+            yield "kl_loss", coefs.kl, aggregate(kl_penalty(stats.logps, ref_logps, algo.kl_kind), mask, **how)
+        if algo.positive_lm_coef > 0:
+            correct = to_device(np.array([sample.correct for sample in samples]), device)
+            weight, tokens = algo.positive_lm_coef, max(counts.correct_tokens, 1)
+            yield "lm_loss", 1.0, positive_lm_loss(stats.logps, correct, mask, weight=weight, denominator=tokens)
+        if coefs.entropy > 0:
+            entropy = stats.entropy
+            if algo.top_entropy_quantile < 1:  # the bonus acts on the tokens that learn
+                entropy = entropy * to_device(padded([s["entropy_mask"] for s in samples]), device)
+            yield "entropy_bonus", -coefs.entropy, aggregate(entropy, mask, **how)
+
+    def _selected(self, samples: Sequence[Trajectory]) -> dict[str, Any]:
+        """The tokens that the batch has selected for its loss."""
+        if any("cov_mask" not in sample.columns for sample in samples):
+            return {}
+        return {"cov_mask": to_device(padded([s["cov_mask"] for s in samples]), self._responses.device)}
+
     def _summarise(self, totals: Mapping[str, float], tokens: int) -> dict[str, float]:
         def mean(name: str) -> float:
             return totals.get(name, 0.0) / tokens
@@ -270,7 +303,7 @@ class HFPolicy(Learner[TokenStats]):
             "actor/pg_clipfrac_lower": mean("dual"),
             "actor/clipped_high_prob": _ratio(totals, "high_prob", "high"),
         }
-        if self._kl_coef > 0:
+        if "kl_loss" in totals:
             metrics["actor/kl_loss"] = totals["kl_loss"]
         if self._algo.positive_lm_coef > 0:
             metrics["actor/positive_lm_loss"] = totals["lm_loss"]

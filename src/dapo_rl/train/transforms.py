@@ -21,6 +21,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.train.batch import with_advantages
 from dapo_rl.train.custom import Advantages
 from dapo_rl.train.gae import with_values
+from dapo_rl.train.selection import selects_by_covariance, with_cov_mask, with_entropy_mask
 from dapo_rl.train.teacher import with_teacher
 from dapo_rl.types import Batch, FloatArray, Trajectory
 
@@ -49,13 +50,20 @@ def build_transforms(
         transforms.append(scored("ref_logps", policy.score_reference))
     if config.teacher.name is not None:  # the reference policy is the teacher
         transforms.append(scored("teacher_logps", policy.score_reference))
+    by_entropy = config.algo.top_entropy_quantile < 1
     if advantages.takes("entropy"):
         transforms.append(scored("entropy", policy.score_entropy))
+    elif by_entropy:
+        transforms.append(after_pretraining(scored("entropy", policy.score_entropy)))
     transforms.append(lambda batch: with_advantages(batch, advantages, config.env.turn_discount))
     if config.teacher.name is not None:
         transforms.append(lambda batch: with_teacher(batch, config.teacher.weight))
     if values is not None:
         transforms.append(lambda batch: with_values(batch, config, values))
+    if by_entropy:
+        transforms.append(after_pretraining(lambda batch: with_entropy_mask(batch, config)))
+    if selects_by_covariance(config):
+        transforms.append(after_pretraining(lambda batch: with_cov_mask(batch, config)))
     return (*transforms, *(CustomTransform(spec, config) for spec in config.train.transforms))
 
 

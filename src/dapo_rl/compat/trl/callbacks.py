@@ -352,6 +352,7 @@ TRL_NAMES = {
     "actor/grad_norm": "grad_norm",
     "actor/lr": "learning_rate",
     "actor/entropy": "entropy",
+    "actor/entropy_coef": "entropy_coef",
     "actor/kl_loss": "kl",
     "actor/pg_clipfrac_low": "clip_ratio/low_mean",
     "actor/pg_clipfrac_high": "clip_ratio/high_mean",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dapo_rl.objectives.losses import losses_by
+from dapo_rl.objectives.losses import LOSSES, losses_by
 
 OTHER_LOSS = "another policy loss; write it as algo.loss=file.py:name (docs/losses.md)"
 
@@ -63,7 +63,7 @@ def choice(values: Mapping[Any, Any], otherwise: str, learns: bool = True) -> Co
 def aggregation_of_trl(value: Any) -> Any:
     """`loss_type`, in TRL and ms-swift."""
     if (loss := losses_by(lambda entry: entry.trl).get(value)) is not None:
-        return Near("token-mean", f"with algo.loss={loss}", False)
+        return Near(LOSSES[loss].trl_aggregation, f"with algo.loss={loss}", False)
     if value == "bnpo":
         return Near("token-mean", "averages over the tokens of the update, not of each micro-batch")
     names = {"dapo": "token-mean", "grpo": "seq-mean-token-mean", "dr_grpo": "seq-mean-token-sum-norm"}

@@ -1,0 +1,42 @@
+"""Coefficients of the loss that follow a measurement, in real runs: they do what they say, and resume exactly."""
+
+import pytest
+from safetensors.torch import load_file
+from support import SMALL
+
+from dapo_rl import Config, DAPOTrainer
+from dapo_rl.runs.directory import RunDirectory
+
+pytestmark = pytest.mark.slow
+SETTINGS = (*SMALL, "data.eval=null", "eval.every=null", "log.rollouts=false", "train.warmup_steps=0",
+            "train.lr_schedule=constant", "sampling.dynamic=false")  # fmt: skip
+
+
+def trained(path, *settings, resume=False):
+    trainer = DAPOTrainer(config=Config.load("demo", [*SETTINGS, *settings]), run_dir=path)
+    with trainer:
+        trainer.train(resume=resume)
+    return RunDirectory(path).read_metrics()
+
+
+def same_when_resumed(path, *settings, steps=4):
+    """Two steps and, in another trainer, the others: the weights and metrics of a run without a stop."""
+    whole = trained(path / "whole", f"train.steps={steps}", *settings)
+    trained(path / "parts", "train.steps=2", *settings)
+    parts = trained(path / "parts", f"train.steps={steps}", *settings, resume=True)
+    names = [name for name in whole[0] if not name.startswith(("timing_s/", "perf/"))]
+    assert [[row[name] for name in names] for row in parts] == [[row[name] for name in names] for row in whole]
+    mine, other = (load_file(path / name / "model" / "model.safetensors") for name in ("parts", "whole"))
+    assert all((mine[name] == weight).all() for name, weight in other.items())
+    return whole
+
+
+def test_an_adaptive_bonus_keeps_entropy_up_and_resumes_exactly(tmp_path):
+    settings = ("train.mini_batches=4", "train.lr=3e-4", "sampling.prompts_per_step=8")
+    adaptive = ("algo.entropy_target=0.3", "algo.entropy_coef_delta=0.02")
+    rows = same_when_resumed(tmp_path, *settings, *adaptive, steps=6)
+    plain = trained(tmp_path / "plain", *settings, "train.steps=6")
+    coefs = [row["actor/entropy_coef"] for row in rows]
+    assert coefs[0] < coefs[-1]
+    assert "actor/entropy_coef" not in plain[0]
+    assert rows[-1]["actor/entropy"] > plain[-1]["actor/entropy"] + 0.02
