@@ -41,6 +41,8 @@ DEFAULTS = {
     "algo": {
         **{"loss": "dapo", "clip_low": 0.2, "clip_high": 0.28, "clip_ratio_c": None, "proximal": "auto"},
         **{"importance_cap": None, "importance_mode": "truncate", "aggregation": "token-mean", "norm_length": None},
+        **{"importance_floor": None, "importance_level": "token", "importance_normalize": False, "reject": {}},
+        **{"off_policy_mask_threshold": None, "max_token_staleness": None},
         **{"advantage": "group", "normalize": "group", "ddof": 1, "advantage_eps": 1e-6, "kl_coef": 0.0},
         **{"kl_kind": "k3", "kl_in": "loss", "positive_lm_coef": 0.0},
     },
@@ -84,7 +86,7 @@ LEAST = {
     **dict.fromkeys((f"train.{name}" for name in ("steps", "mini_batches", "epochs_per_step")), 1),
     **dict.fromkeys((f"sampling.{name}" for name in ("top_k", "max_staleness", "skip_solved_epochs")), 0),
     **dict.fromkeys(("seed", "reward.workers", "overlong.cache_length", "train.warmup_steps"), 0),
-    **dict.fromkeys(("critic.pretrain_steps", "cluster.restarts"), 0),
+    **dict.fromkeys(("critic.pretrain_steps", "cluster.restarts", "algo.max_token_staleness"), 0),
     "reward.memory_mb": 64,
     "env.memory_mb": 64,
     **dict.fromkeys(("env.max_turns", "env.max_turn_tokens", "env.max_observation_tokens", "env.workers"), 1),
@@ -95,12 +97,12 @@ FROM_ZERO = (
     *("sampling.min_p", "sampling.ahead", "algo.advantage_eps", "algo.kl_coef", "algo.positive_lm_coef"),
     *("overlong.factor", "train.min_lr_share", "train.weight_decay", "critic.lambda_critic", "critic.lambda_lowest"),
     *("eval.temperature", "reward.max_error_share", "model.lora.dropout"),
-    *("env.max_error_share", "env.turn_discount"),
+    *("env.max_error_share", "env.turn_discount", "algo.off_policy_mask_threshold"),
 )
 ABOVE_ZERO = (
     *("reward.timeout_s", "sampling.temperature", "sampling.top_p", "sampling.kv_memory_gib", "algo.importance_cap"),
     *("train.lr", "train.max_grad_norm", "critic.lr", "critic.length_alpha", "critic.value_clip", "eval.top_p"),
-    *("cluster.timeout_s", "model.lora.alpha", "env.timeout_s", "teacher.weight"),
+    *("cluster.timeout_s", "model.lora.alpha", "env.timeout_s", "teacher.weight", "algo.importance_floor"),
 )
 UP_TO_ONE = (
     *("sampling.top_p", "sampling.min_p", "eval.top_p", "train.min_lr_share", "critic.lambda_critic"),

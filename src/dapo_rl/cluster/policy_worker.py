@@ -40,12 +40,13 @@ from dapo_rl.models.values import TokenValues
 from dapo_rl.train.critic import HFCritic
 from dapo_rl.train.learner import Learner, Stats, budget_note
 from dapo_rl.train.loss_denominators import Counts
+from dapo_rl.train.off_policy import SCALE
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.types import FloatArray, Trajectory, Update
 
 T = TypeVar("T")
 
-NOBODY = Trajectory([0], mask=False, prompt_ids=[0], advantages=0.0, ref_logps=0.0, scalars={"group": -1})
+NOBODY = Trajectory([0], mask=False, prompt_ids=[0], advantages=0.0, ref_logps=0.0, scalars={"group": -1, SCALE: 1.0})
 """What a rank computes when it has no sample left and others have: it takes part in their collectives."""
 
 
