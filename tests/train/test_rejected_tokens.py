@@ -367,4 +367,13 @@ def test_value_pre_training_rejects_nothing():
     assert with_off_policy_metrics(pretraining, weighted) is pretraining
 
 
+def test_stale_tokens_count_in_the_length_that_gives_lambda():
+    settings = {"algo.advantage": "gae", "critic.length_alpha": 1.0, "critic.pretrain_steps": 0}
+    config = Config.build({**settings, "algo.max_token_staleness": 1})
+    batch = make_batch([stale_group()], config, version=5, step=1)
+    for transform in steps_of(config, Scorer(), lambda samples: [np.zeros(len(s.token_ids)) for s in samples]):
+        batch = transform(batch)
+    assert batch.metrics["critic/lambda"] == pytest.approx(1 - 1 / 3)  # of the 3 tokens, 2 are stale
+
+
 WEIGHTED = {"algo.proximal": "recomputed", "algo.importance_cap": 2}
