@@ -49,10 +49,5 @@ _SPECIAL = {
     "fp16": ("refused", "float16 is not supported; `model.dtype` is bfloat16 or float32"),
     "run_name": ("ignored", "trackers take the name of the run directory"),
     "project": ("ignored", "trackers take the name of the run directory"),
-    "vllm_importance_sampling_correction": (
-        "differs",
-        "importance weights are per token, not per sequence: `algo.importance_cap`, with "
-        "`vllm_importance_sampling_mode` token_truncate or token_mask",
-    ),
     "epsilon_high": ("`algo.clip_high`", "not set: 0.28 (Clip-Higher) with the default epsilon, otherwise epsilon"),
 }

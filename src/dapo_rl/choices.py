@@ -16,6 +16,8 @@ Normalize = Literal["group", "batch", "none", "leave-one-out"]
 KLKind = Literal["k1", "k2", "k3", "k1+", "k3+"]
 Proximal = Literal["auto", "behaviour", "recomputed"]
 ImportanceMode = Literal["truncate", "mask"]
+ImportanceLevel = Literal["token", "sequence"]
+Rejection = Literal["token", "geometric", "product", "k3", "veto"]
 Masking = Literal["none", "loss", "baseline"]
 """Where truncated samples are left out: nowhere, in the loss, or also in the baseline of their group."""
 Unit = Literal["tokens", "groups", "samples", "micro-batches"]
@@ -109,10 +111,33 @@ PROXIMALS: dict[Proximal, str] = {
     "recomputed": "the policy at the beginning of the step, with the trainer's log-probability",
 }
 
+IMPORTANCE_LEVELS: dict[ImportanceLevel, str] = {
+    "token": "its own ratio: low variance, biased",
+    "sequence": "the product of the ratios of its sample's tokens: unbiased, high variance",
+}
+
 IMPORTANCE_MODES: dict[ImportanceMode, str] = {
-    "truncate": "has the weight `algo.importance_cap`",
+    "truncate": "has the bound as its weight",
     "mask": "has the weight 0, and still counts in the denominator",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class RejectionChoice:
+    words: str
+    """What is rejected."""
+    two_sided: bool = False
+    """Whether it has two bounds, or one."""
+
+
+REJECTIONS: dict[Rejection, RejectionChoice] = {
+    "token": RejectionChoice("tokens, each alone, whose r is outside [low, high]", True),
+    "geometric": RejectionChoice("samples whose geometric mean of r is outside [low, high]", True),
+    "product": RejectionChoice("samples whose product of r is outside [low, high]", True),
+    "k3": RejectionChoice("samples whose mean of r − 1 − log r is above the bound"),
+    "veto": RejectionChoice("samples with a token whose r is below the bound"),
+}
+"""`algo.reject`; r is the ratio proximal / behaviour of a token."""
 
 FIXED_OPTIONS = {
     "model": "set model.name",

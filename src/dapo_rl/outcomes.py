@@ -136,6 +136,7 @@ OUTCOMES: dict[str, OutcomeInfo] = {
     "cancelled": OutcomeInfo("cancelled", "tokens", "#5f6b7a"),
     "restarted": OutcomeInfo("restarted", "tokens", "#9c6ade"),
     "masked_truncated": OutcomeInfo("masked: cut off", "tokens", "#d98fb8"),
+    "off_policy": OutcomeInfo("masked: off-policy", "tokens", "#c9a36a"),
     # The log of an unfinished run distinguishes no more than these.
     "dropped": OutcomeInfo("dropped", "tokens", "#d9a06c"),
     "waiting": OutcomeInfo("waiting or cancelled", "tokens", "#8d99a8", "calm"),

@@ -7,13 +7,15 @@ import numpy as np
 import pytest
 import torch
 from rank_parts import assert_close, make_samples, one_process, weights_of_policy
-from support import with_reference
+from support import make_prompt, with_reference
 
 from dapo_rl.cluster import weights_object_store as stored_weights
 from dapo_rl.cluster.weights_object_store import StoredWeights
 from dapo_rl.config import AlgoSettings, TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.train.checkpoint import Checkpoints
+from dapo_rl.train.off_policy import with_corrections
+from dapo_rl.types import Batch, Group
 
 AGGREGATIONS = ["token-mean", "token-mean-per-group", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 WORLDS = [1, 2, 4]
@@ -104,6 +106,24 @@ def test_selected_tokens_are_the_same_on_two_ranks(policy_on, count):
     how = {"algo": AlgoSettings(loss="kl-cov", top_entropy_quantile=0.5, entropy_coef=0.1)}
     one, ranked = one_process(**how), policy_on(2, **how)
     assert_same_update(ranked.update(samples, 1e-4), one.update(samples, 1e-4))
+    assert_same_gradients(ranked, one)
+
+
+def test_off_policy_corrections_are_those_of_one_process_with_ranks_without_samples(policy_on):
+    algo = AlgoSettings(
+        **{"proximal": "recomputed", "importance_cap": 1.2, "importance_floor": 0.9, "importance_level": "sequence"},
+        **{"importance_normalize": True, "reject": {"token": (0.7, 1.4)}, "off_policy_mask_threshold": 0.0},
+    )
+    how = {"algo": algo, "token_budget": 1}
+    one, ranked = one_process(**how), policy_on(2, **how)
+    samples = make_samples(seed=3, count=5, group_size=1)
+    scored = [s.replace(proximal_logps=logps) for s, logps in zip(samples, one.score(samples), strict=True)]
+    batch = with_corrections(Batch((Group(0, make_prompt("p"), tuple(scored), ()),)), algo, 1)
+    left = sum(s.trained_tokens for s in batch.samples)
+    assert 0 < left < sum(s.trained_tokens for s in samples)
+    update = one.update(batch.samples, 1e-4)
+    assert 0 < update.metrics["actor/opsm_clipfrac"] < 1
+    assert_same_update(ranked.update(batch.samples, 1e-4), update)
     assert_same_gradients(ranked, one)
 
 

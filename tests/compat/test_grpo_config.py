@@ -41,7 +41,6 @@ def test_every_field_has_a_decision():
     assert set(made) == {field.name for field in dataclasses.fields(trl.GRPOConfig)}
     assert [name for name, (what, _) in made.items() if what == "unknown"] == []
     assert {name for name, (what, _) in made.items() if what == "differs"} == {
-        "vllm_importance_sampling_correction",
         "use_bias_correction_kl",
     }
 

@@ -41,6 +41,8 @@ DEFAULTS = {
     "algo": {
         **{"loss": "dapo", "clip_low": 0.2, "clip_high": 0.28, "clip_ratio_c": None, "proximal": "auto"},
         **{"importance_cap": None, "importance_mode": "truncate", "aggregation": "token-mean", "norm_length": None},
+        **{"importance_floor": None, "importance_level": "token", "importance_normalize": False, "reject": {}},
+        **{"off_policy_mask_threshold": None, "max_token_staleness": None},
         **{"advantage": "group", "normalize": "group", "ddof": 1, "advantage_eps": 1e-6, "kl_coef": 0.0},
         **{"kl_kind": "k3", "kl_in": "loss", "positive_lm_coef": 0.0},
         **{"entropy_coef": 0.0, "entropy_target": None, "entropy_coef_delta": 0.005, "entropy_coef_max": 1.0},
@@ -88,7 +90,7 @@ LEAST = {
     **dict.fromkeys((f"train.{name}" for name in ("steps", "mini_batches", "epochs_per_step")), 1),
     **dict.fromkeys((f"sampling.{name}" for name in ("top_k", "max_staleness", "skip_solved_epochs")), 0),
     **dict.fromkeys(("seed", "reward.workers", "overlong.cache_length", "train.warmup_steps"), 0),
-    **dict.fromkeys(("critic.pretrain_steps", "cluster.restarts"), 0),
+    **dict.fromkeys(("critic.pretrain_steps", "cluster.restarts", "algo.max_token_staleness"), 0),
     "reward.memory_mb": 64,
     "env.memory_mb": 64,
     **dict.fromkeys(("env.max_turns", "env.max_turn_tokens", "env.max_observation_tokens", "env.workers"), 1),
@@ -100,12 +102,13 @@ FROM_ZERO = (
     *("overlong.factor", "train.min_lr_share", "train.weight_decay", "critic.lambda_critic", "critic.lambda_lowest"),
     *("eval.temperature", "reward.max_error_share", "model.lora.dropout"),
     *("env.max_error_share", "env.turn_discount", "algo.entropy_coef", "algo.kl_cov_coef"),
+    *("algo.off_policy_mask_threshold",),
 )
 ABOVE_ZERO = (
     *("reward.timeout_s", "sampling.temperature", "sampling.top_p", "sampling.kv_memory_gib", "algo.importance_cap"),
     *("train.lr", "train.max_grad_norm", "critic.lr", "critic.length_alpha", "critic.value_clip", "eval.top_p"),
     *("critic.pretrain_until",),
-    *("cluster.timeout_s", "model.lora.alpha", "env.timeout_s", "teacher.weight"),
+    *("cluster.timeout_s", "model.lora.alpha", "env.timeout_s", "teacher.weight", "algo.importance_floor"),
     *("algo.entropy_target", "algo.entropy_coef_delta", "algo.entropy_coef_max"),
     *("algo.top_entropy_quantile", "algo.cov_share", "algo.tau_pos", "algo.tau_neg"),
 )

@@ -164,7 +164,10 @@ def test_trl_has_no_dynamic_sampling_and_decays_to_zero(converted):
     assert config.overlong.shape == "off"
     assert config.algo.advantage_eps == 1e-4
     assert config.resolved()["data"]["train"] == {"source": "BytedTsinghua-SIA/DAPO-Math-17k", "split": "train"}
-    assert [row.key for row in result.changes] == ["vllm_importance_sampling_correction"]
+    assert result.changes == []
+    # The mode of the file is sequence_mask, and its upper bound 3.
+    assert corrections(config) == ("recomputed", 3.0, "mask")
+    assert config.algo.importance_level == "sequence"
     _, config, _ = converted(trl("--max_steps 10"))
     assert (config.train.lr_schedule, config.train.min_lr_share) == ("linear", 0)
     assert (config.train.warmup_steps, config.train.weight_decay, config.algo.clip_high) == (0, 0, 0.2)
@@ -199,16 +202,69 @@ def test_importance_weights_of_verl(converted, words, expected):
     assert not any("rollout_is" in row.key or "tis_" in row.key for row in result.changes)
 
 
-def test_one_weight_for_a_sequence_has_no_counterpart(converted):
+def test_one_weight_for_a_sequence(converted):
     for words in (
         "algorithm.rollout_correction.rollout_is=sequence",
         "algorithm.rollout_is=True algorithm.rollout_is_level=sequence",
     ):
-        _, config, rows = converted(verl(words))
-        assert corrections(config) == ("behaviour", None, "truncate")
-        row = rows[words.split("=")[0]]
-        assert (row.status, row.learns) == ("no counterpart", True)
-        assert row.note == "importance weights are per token (algo.importance_cap), not per sequence"
+        result, config, _ = converted(verl(f"{words} {words.split('rollout_is')[0]}rollout_is_threshold=3"))
+        assert corrections(config) == ("recomputed", 3.0, "truncate")
+        assert (config.algo.importance_level, config.algo.importance_normalize) == ("sequence", False)
+        assert not any("rollout_is" in row.key for row in result.changes)
+    _, config, _ = converted(
+        verl(
+            "algorithm.rollout_correction.rollout_is=sequence "
+            "algorithm.rollout_correction.rollout_is_batch_normalize=true"
+        )
+    )
+    assert config.algo.importance_normalize
+    _, config, rows = converted(verl("algorithm.rollout_is=True algorithm.rollout_is_level=geometric"))
+    assert corrections(config) == ("behaviour", None, "truncate")
+    row = rows["algorithm.rollout_is"]
+    assert (row.status, row.learns) == ("no counterpart", True)
+    assert row.note.startswith("a sequence's weight is the product of its ratios")
+    _, config, _ = converted(
+        verl(
+            "algorithm.rollout_is=True algorithm.rollout_is_mode=mask algorithm.rollout_is_threshold=4 "
+            "algorithm.rollout_is_threshold_lower=0.5 algorithm.rollout_is_veto_threshold=1e-4"
+        )
+    )
+    assert corrections(config) == ("recomputed", 4.0, "mask")
+    assert (config.algo.importance_floor, config.algo.reject) == (0.5, {"veto": 1e-4})
+
+
+REJECTIONS = [
+    ("rollout_rs=geometric {}_threshold=1.01 {}_threshold_lower=0.99", {"geometric": (0.99, 1.01)}),
+    ("rollout_rs=sequence {}_threshold=4", {"product": (0.25, 4.0)}),
+    ("rollout_rs=token {}_threshold=2 {}_threshold_lower=null", {"token": (0.5, 2.0)}),
+    # k1 is −log of the ratio: bounds of the inverse.
+    ("rollout_rs=token_k1 {}_threshold=0.5_4.0", {"token": (0.25, 2.0)}),
+    ("rollout_rs=seq_mean_k3 {}_threshold=0.01", {"k3": 0.01}),
+    ("rollout_rs=seq_mean_k1,seq_mean_k3 '{}_threshold=0.8_1.25,0.1'", {"geometric": (0.8, 1.25), "k3": 0.1}),
+    ("rollout_rs=seq_sum_k1 {}_threshold=2 rollout_token_veto_threshold=0.0001", {"product": (0.5, 2), "veto": 1e-4}),
+    ("rollout_token_veto_threshold=0.0001", {"veto": 1e-4}),
+]
+
+
+@pytest.mark.parametrize(("words", "expected"), REJECTIONS)
+def test_rejection_of_verl(converted, words, expected):
+    prefix = "algorithm.rollout_correction."
+    words = words.replace("{}", "rollout_rs").replace("rollout_rs", f"{prefix}rollout_rs")
+    words = words.replace("rollout_token", f"{prefix}rollout_token")
+    result, config, _ = converted(verl(words))
+    assert {name: pytest.approx(bound) for name, bound in config.algo.reject.items()} == expected
+    assert config.algo.old_policy == "recomputed"
+    assert not any("rollout_" in row.key for row in result.changes)
+    _, config, _ = converted(verl(f"{words} {prefix}bypass_mode=true"))
+    assert (config.algo.old_policy, list(config.algo.reject)) == ("behaviour", list(expected))
+
+
+@pytest.mark.parametrize("words", ["rollout_rs=seq_max_k2 {}_threshold=1", "rollout_rs=token"])
+def test_rejection_without_a_counterpart(converted, words):
+    prefix = "algorithm.rollout_correction."
+    _, config, rows = converted(verl(words.replace("{}", "rollout_rs").replace("rollout_rs", f"{prefix}rollout_rs")))
+    assert (config.algo.reject, config.algo.old_policy) == ({}, "behaviour")
+    assert rows[f"{prefix}rollout_rs"].learns
 
 
 def test_importance_weights_of_trl(converted):
@@ -222,6 +278,17 @@ def test_importance_weights_of_trl(converted):
     assert corrections(config) == ("recomputed", 4.0, "mask")
     _, config, _ = converted(trl(f"{words}mask --vllm_importance_sampling_correction false"))
     assert corrections(config) == ("behaviour", None, "truncate")
+    both = "truncate --vllm_importance_sampling_clip_min 0.5 --off_policy_mask_threshold 0.7"
+    result, config, _ = converted(trl(f"{words.replace('token_', 'sequence_')}{both}"))
+    assert corrections(config) == ("recomputed", 3.0, "truncate")
+    assert (config.algo.importance_level, config.algo.importance_floor) == ("sequence", 0.5)
+    assert config.algo.off_policy_mask_threshold == 0.7
+    assert not any("importance" in row.key or "off_policy" in row.key for row in result.changes)
+    _, config, rows = converted(trl(f"{words}clip"))
+    assert corrections(config) == ("behaviour", None, "truncate")
+    assert rows["vllm_importance_sampling_mode"].learns
+    _, config, _ = converted(trl("--max_steps 10 --use_vllm true"))  # TRL's default
+    assert (*corrections(config), config.algo.importance_level) == ("recomputed", 3.0, "mask", "sequence")
     _, config, _ = converted(trl("--max_steps 10 --vllm_importance_sampling_mode token_mask"))
     assert corrections(config) == ("behaviour", None, "truncate")
 
@@ -230,7 +297,9 @@ def test_importance_weights_of_swift(converted):
     words = published.SWIFT.replace("--rlhf_type grpo", "--rlhf_type grpo --rollout_importance_sampling_mode {}")
     _, config, _ = converted(words.format("token_mask --rollout_importance_sampling_threshold 3"))
     assert corrections(config) == ("recomputed", 3.0, "mask")
-    _, config, rows = converted(words.format("sequence_truncate"))
+    _, config, _ = converted(words.format("sequence_truncate"))
+    assert (*corrections(config), config.algo.importance_level) == ("recomputed", 2.0, "truncate", "sequence")
+    _, config, rows = converted(words.format("turn_truncate"))
     assert corrections(config) == ("behaviour", None, "truncate")
     assert rows["rollout_importance_sampling_mode"].learns
 
@@ -238,6 +307,12 @@ def test_importance_weights_of_swift(converted):
 def test_areal_masks_tokens_above_the_cap(converted):
     _, config, _ = converted(published.AREAL, "areal.yaml", prompts=7473)
     assert corrections(config) == ("recomputed", 5.0, "mask")
+    bounded = published.AREAL.replace("upper: 5.0", "upper: 5.0, lower: 0.5")
+    _, config, rows = converted(bounded, "areal.yaml", prompts=7473)
+    assert (config.algo.importance_floor, rows["actor.rejection_sampling.lower"].status) == (0.5, "same")
+    by_k3 = published.AREAL.replace("metric: ratio", "metric: kl_k3, level: sequence")
+    _, config, _ = converted(by_k3, "areal.yaml", prompts=7473)
+    assert (config.algo.reject, config.algo.old_policy) == ({"k3": 5.0}, "recomputed")
     plain = published.AREAL.replace("use_decoupled_loss: true", "use_decoupled_loss: false")
     _, config, _ = converted(plain, "areal.yaml", prompts=7473)
     assert corrections(config) == ("recomputed", None, "truncate")

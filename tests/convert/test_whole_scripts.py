@@ -162,14 +162,20 @@ def test_a_file_of_settings_has_no_commands_to_choose_from(tmp_path):
     assert "(command)" not in [row.key for row in result.rows]
 
 
-def test_icepops_two_bounds_keep_the_upper_one(recipe):
+def test_icepop_has_two_bounds(recipe):
     prefix = "algorithm.rollout_correction"
     text, rows = recipe(verl(f"{ROLLOUT}.n=8 {prefix}.rollout_is=token {prefix}.rollout_is_threshold=0.5_4.0"))
     algo = text["algo"]
-    assert (algo["importance_cap"], algo["importance_mode"], algo["proximal"]) == (4.0, "mask", "recomputed")
+    assert (algo["importance_cap"], algo["importance_floor"], algo["importance_mode"]) == (4.0, 0.5, "mask")
+    assert algo["proximal"] == "recomputed"
     row = rows[f"{prefix}.rollout_is_threshold"]
-    assert row.learns
-    assert "IcePop" in row.note
+    assert (row.status, row.here) == ("same", "algo.importance_floor: 0.5, algo.importance_cap: 4")
+    # Without weights it is not read.
+    text, rows = recipe(verl(f"{ROLLOUT}.n=8 {prefix}.rollout_is_threshold=0.5_4.0"))
+    assert "importance_cap" not in text["algo"]
+    assert rows[f"{prefix}.rollout_is_threshold"].status == "default here"
+    with pytest.raises(UserError, match=f"{prefix}.rollout_is_threshold: expected a positive number, or two as in"):
+        recipe(verl(f"{ROLLOUT}.n=8 {prefix}.rollout_is=token {prefix}.rollout_is_threshold=low_4.0"))
 
 
 def test_with_bypass_mode_the_ratio_is_relative_to_the_engine(recipe):

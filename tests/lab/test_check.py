@@ -84,6 +84,10 @@ FLIPS = [
     ("algo.clip_ratio_c", 10.0, set()),
     ("algo.proximal", "recomputed", set()),
     ("algo.importance_mode", "mask", set()),  # without a cap it has no effect
+    ("algo.importance_level", "sequence", set()),
+    ("algo.reject", {"k3": 0.1}, {"Off-policy tokens"}),
+    ("algo.off_policy_mask_threshold", 0.5, {"Off-policy tokens"}),
+    ("algo.max_token_staleness", 1, {"Off-policy tokens"}),
     ("algo.loss", "mine.py:loss", {"Objective"}),
     ("algo.loss", "gspo", {"Objective"}),
     ("algo.loss", "cispo", {"Objective"}),
@@ -211,6 +215,19 @@ def test_a_switch_changes_the_rows_it_belongs_to_and_no_other(key, value, compon
         ({"sampling.surplus": "carry"}, "", "clipped around newer ones, without a correction"),
         ({"algo.importance_cap": 2.0}, ", importance weights truncated at 2", "that sampled, truncated at 2"),
         ({"algo.importance_cap": 5.0, "algo.importance_mode": "mask"}, ", importance weights 0 above 5", "0 above 5"),
+        (
+            {"algo.importance_cap": 5.0, "algo.importance_floor": 0.5, "algo.importance_level": "sequence"},
+            ", importance weights truncated to [0.5, 5] per sample",
+            "truncated to [0.5, 5] per sample",
+        ),
+        (
+            {
+                **{"algo.importance_cap": 5.0, "algo.importance_floor": 0.5, "algo.importance_mode": "mask"},
+                "algo.importance_normalize": True,
+            },
+            ", importance weights 0 outside [0.5, 5], with mean 1",
+            "0 outside [0.5, 5], with mean 1",
+        ),
     ],
 )
 def test_the_ratio_to_the_beginning_of_the_step(changes, recipe, meaning):
@@ -270,6 +287,8 @@ def test_every_setting_of_a_row_is_tried():
     compared = {key for component in PAPERS["dapo"].rows for key in component.keys}
     other = {
         "algo.importance_cap",
+        "algo.importance_floor",
+        "algo.importance_normalize",
         "sampling.ahead",
         "cluster.placement",
         "engine_options",

@@ -25,6 +25,8 @@ DOCUMENT = (REPOSITORY / "docs" / "losses.md").read_text()
         (choices.KLKind, choices.KL_KINDS),
         (choices.Proximal, choices.PROXIMALS),
         (choices.ImportanceMode, choices.IMPORTANCE_MODES),
+        (choices.ImportanceLevel, choices.IMPORTANCE_LEVELS),
+        (choices.Rejection, choices.REJECTIONS),
     ],
 )
 def test_the_table_has_every_name_in_order(kind, table):
@@ -64,9 +66,21 @@ def test_the_document_has_the_tables():
     ]
     rows += [f"| {default(name, settings.proximal)} | {words} |" for name, words in choices.PROXIMALS.items()]
     rows += [
+        f"| {default(name, settings.importance_level)} | {words} |" for name, words in choices.IMPORTANCE_LEVELS.items()
+    ]
+    rows += [
         f"| {default(name, settings.importance_mode)} | {words} |" for name, words in choices.IMPORTANCE_MODES.items()
     ]
-    shown = [line for line in DOCUMENT.splitlines() if line.startswith("| `") and "algo." not in line[:8]]
+    rows += [
+        f"| `{name}` | {'[low, high]' if choice.two_sided else 'a number'} | {choice.words} |"
+        for name, choice in choices.REJECTIONS.items()
+    ]
+    metrics = ("rollout", "actor")
+    shown = [
+        line
+        for line in DOCUMENT.splitlines()
+        if line.startswith("| `") and not line[3:].startswith(("algo.", *metrics))
+    ]
     assert [line for line in shown if line not in family_tables()] == rows
 
 

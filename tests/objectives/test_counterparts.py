@@ -12,9 +12,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dapo_rl import objectives
-from dapo_rl.objectives import aggregation, importance, losses, numpy_twin_credit, numpy_twin_tokens
+from dapo_rl.objectives import (
+    aggregation,
+    importance,
+    losses,
+    numpy_twin_credit,
+    numpy_twin_off_policy,
+    numpy_twin_tokens,
+)
 from dapo_rl.objectives import numpy_twin as reference
 from dapo_rl.objectives.advantages import rewards_alone
+
+TWINS = (reference, numpy_twin_credit, numpy_twin_off_policy, numpy_twin_tokens)
 
 QUICK = settings(max_examples=60, deadline=None)
 WITHOUT = {
@@ -30,7 +39,7 @@ def in_torch():
     """The public functions of tensors, by name."""
     for module in pkgutil.iter_modules(objectives.__path__):
         found = importlib.import_module(f"{objectives.__name__}.{module.name}")
-        if found in (reference, numpy_twin_credit, numpy_twin_tokens):
+        if found in TWINS:
             continue
         for name, function in vars(found).items():
             own = inspect.isfunction(function) and function.__module__ == found.__name__
@@ -61,11 +70,11 @@ def test_a_formula_and_its_counterpart_have_the_same_defaults(name):
     }
 
 
-@pytest.mark.parametrize("module", [reference, numpy_twin_credit, numpy_twin_tokens])
+@pytest.mark.parametrize("module", TWINS)
 def test_counterparts_share_no_code_with_formulas(module):
     code = inspect.getsource(module)
     imported = re.findall(r"^\s*(?:from|import) ([\w.]+)", code, re.M)
-    twins = {f"dapo_rl.objectives.numpy_twin_{name}" for name in ("credit", "tokens")}
+    twins = {twin.__name__ for twin in TWINS[1:]}
     assert set(imported) <= {"__future__", "typing", "numpy", "numpy.typing", *twins}
 
 

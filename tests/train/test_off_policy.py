@@ -362,3 +362,31 @@ def test_with_an_exact_engine_the_correction_changes_almost_nothing(tmp_path):
     assert lines[0]["rollout/is_weight_mean"] == pytest.approx(1, abs=1e-5)
     for name, tensor in plain.items():
         torch.testing.assert_close(corrected[name], tensor, atol=2e-4, rtol=0)
+
+
+@pytest.mark.slow
+def test_rejection_on_an_engine_that_is_off_and_metrics_of_a_single_update(tmp_path, monkeypatch):
+    (tmp_path / "noisy.py").write_text(NOISY)
+    monkeypatch.chdir(tmp_path)
+    noisy = "engine=noisy.py:Noisy"
+    single = ["train.steps=1", "train.mini_batches=1", "train.epochs_per_step=1"]
+    # Ratios are about exp(±0.3): 0.74 and 1.35, or closer to 1 where a token is almost certain.
+    _, (line,), _ = run_of(tmp_path / "single", noisy, *RECOMPUTED, *single)
+    assert 1.2 < line["rollout_corr/rollout_is_max"] < 1.36
+    assert 0.73 < line["rollout_corr/rollout_is_min"] < 0.8
+    assert 0.9 < line["rollout_corr/rollout_is_eff_sample_size"] < 1
+    assert line["rollout_corr/k3_kl"] == pytest.approx(line["rollout/mismatch_kl"], rel=1e-3)
+    assert (line["actor/ppo_kl"], line["actor/pg_clipfrac"]) == (0.0, 0.0)
+    reject = "algo.reject.token=[0.8,10]"
+    _, (rejected,), notes = run_of(tmp_path / "rejected", noisy, *RECOMPUTED, *single, reject)
+    share = rejected["rollout_corr/rollout_rs_masked_fraction"]
+    assert 0.02 < share < 0.8
+    tokens = line["sampling/tokens_trained"]
+    assert rejected["sampling/tokens_trained"] == pytest.approx(tokens * (1 - share))
+    summary = json.loads((tmp_path / "rejected" / "summary.json").read_text())
+    assert summary["tokens"]["off_policy"] == pytest.approx(tokens * share)
+    assert "is truncated" not in notes
+    narrow = ["algo.reject.token=[0.999,1.001]", "sampling.top_k=200"]
+    _, (none,), notes = run_of(tmp_path / "none", noisy, *single, *narrow)
+    assert notes.count("sampling.top_k=200: sampling is truncated, but") == 1
+    assert none["rollout_corr/rollout_rs_masked_fraction"] > 2 * share

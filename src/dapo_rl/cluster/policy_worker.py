@@ -41,6 +41,7 @@ from dapo_rl.train.coefficients import Coefs
 from dapo_rl.train.critic import HFCritic
 from dapo_rl.train.learner import Learner, Stats, budget_note
 from dapo_rl.train.loss_denominators import Counts
+from dapo_rl.train.off_policy import SCALE
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.types import FloatArray, Trajectory, Update
 
@@ -50,7 +51,7 @@ NOBODY = Trajectory(
     [0],
     mask=False,
     prompt_ids=[0],
-    scalars={"group": -1},
+    scalars={"group": -1, SCALE: 1.0},
     advantages=0.0,
     ref_logps=0.0,
     entropy_mask=False,

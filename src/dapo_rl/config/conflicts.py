@@ -31,6 +31,7 @@ def conflicts(config: RunSettings) -> Iterator[str]:
         _critic,
         _teacher,
         _algo,
+        _off_policy,
         _data,
         _reward,
         _sampling,
@@ -162,12 +163,6 @@ def _algo(config: RunSettings) -> Iterator[str]:
             f"algo.clip_ratio_c: {algo.clip_ratio_c:g} with algo.loss={algo.loss}, which has no dual clip; set it to "
             "null"
         )
-    if algo.importance_cap is not None and algo.old_policy == "behaviour":
-        which = "behaviour" if algo.proximal == "behaviour" else f"auto, which is behaviour for algo.loss={algo.loss}"
-        yield (
-            f"algo.importance_cap: {algo.importance_cap:g} with algo.proximal={which}: the ratio proximal / behaviour "
-            "is always 1; set algo.proximal=recomputed"
-        )
     if algo.kl_coef > 0 and algo.kl_in == "loss" and not KL_KINDS[algo.kl_kind].learns:
         yield (
             f"algo.kl_kind: {algo.kl_kind} with algo.kl_in=loss: its gradient is 0 in expectation, so it penalises "
@@ -187,6 +182,23 @@ def _algo(config: RunSettings) -> Iterator[str]:
         what = f"algo.normalize={algo.normalize}" if algo.advantage == "group" else f"algo.advantage={algo.advantage}"
         what = "dynamic sampling" if sampling.dynamic else what
         yield f"sampling.group_size: 1 with {what}: one sample has nothing to be compared with; use 2 or more"
+
+
+def _off_policy(config: RunSettings) -> Iterator[str]:
+    algo = config.algo
+    cap, floor = algo.importance_cap, algo.importance_floor
+    if cap is not None and algo.old_policy == "behaviour":
+        which = "behaviour" if algo.proximal == "behaviour" else f"auto, which is behaviour for algo.loss={algo.loss}"
+        yield (
+            f"algo.importance_cap: {cap:g} with algo.proximal={which}: the ratio proximal / behaviour "
+            "is always 1; set algo.proximal=recomputed"
+        )
+    if cap is None:
+        given = {"importance_floor": floor is not None, "importance_normalize": algo.importance_normalize}
+        for name in [name for name, is_given in given.items() if is_given]:
+            yield f"algo.{name}: without algo.importance_cap there are no weights; set algo.importance_cap=2"
+    elif floor is not None and floor > cap:
+        yield f"algo.importance_floor: {floor:g} is above algo.importance_cap {cap:g}; IcePop's bounds are 0.5 and 5"
 
 
 def _data(config: RunSettings) -> Iterator[str]:

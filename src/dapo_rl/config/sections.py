@@ -10,7 +10,17 @@ from pydantic_core import PydanticCustomError
 
 from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
-from dapo_rl.choices import NO_VERIFIER, Aggregation, ImportanceMode, KLKind, Normalize, Proximal
+from dapo_rl.choices import (
+    NO_VERIFIER,
+    Aggregation,
+    ImportanceLevel,
+    ImportanceMode,
+    KLKind,
+    Normalize,
+    Proximal,
+    Rejection,
+)
+from dapo_rl.config.rejections import read_rejections
 from dapo_rl.config.section import Section
 from dapo_rl.config.sources import Sources, read_sources
 from dapo_rl.objectives import LOSSES
@@ -279,6 +289,12 @@ class SamplingSettings(Section):
     """`native`: size of the KV cache; requests that do not fit wait. By default 1/3 of GPU memory, or 1/4 of RAM or of
     the control group's limit."""
 
+    @property
+    def truncations(self) -> dict[str, float]:
+        """The settings that exclude tokens from sampling, with their values."""
+        off = {"top_p": 1, "top_k": 0, "min_p": 0}
+        return {name: value for name in off if (value := getattr(self, name)) != off[name]}
+
 
 class AlgoSettings(Section):
     loss: str = "dapo"
@@ -297,8 +313,23 @@ class AlgoSettings(Section):
     importance_cap: float | None = Field(None, gt=0)
     """Truncated importance sampling: with a recomputed proximal policy, token losses are multiplied by the ratio
     proximal / behaviour, at most this; none is off."""
+    importance_floor: float | None = Field(None, gt=0)
+    """Weights are at least this; none is no lower bound."""
     importance_mode: ImportanceMode = "truncate"
-    """A token whose ratio is above the cap has the cap as its weight, or 0."""
+    """A ratio out of bounds has the bound as its weight, or 0."""
+    importance_level: ImportanceLevel = "token"
+    """The ratio is that of each token, or the product over its sample."""
+    importance_normalize: bool = False
+    """Divides weights by their mean over the tokens of a mini-batch, or with level `sequence` over its samples."""
+    reject: dict[Rejection, float | tuple[float, float]] = Field({})
+    """Leaves tokens or samples out of the loss and its denominator by their ratio proximal / behaviour, for example
+    `algo.reject.geometric=[0.99,1.01]`; docs/losses.md has the statistics and their bounds."""
+    off_policy_mask_threshold: float | None = Field(None, ge=0)
+    """Off-policy sequence masking (DeepSeek-V3.2): the tokens with a negative advantage have no loss in a sample whose
+    mean of log behaviour − log current is above this; none is off."""
+    max_token_staleness: int | None = Field(None, ge=0)
+    """Leaves tokens out of the loss that were sampled with weights more than this many versions old; none: trains on
+    all tokens of a group."""
     aggregation: Aggregation = "token-mean"
     """Token-level loss: how token losses are averaged."""
     norm_length: int | None = Field(None, ge=1)
@@ -347,6 +378,11 @@ class AlgoSettings(Section):
     """`sapo`: temperature for the others."""
     positive_lm_coef: float = Field(0.0, ge=0)
     """Weight of the negative log-likelihood of correct samples, added to the loss (VAPO); 0 is off."""
+
+    @field_validator("reject", mode="before")
+    @classmethod
+    def _read_rejections(cls, value: Any) -> Any:
+        return read_rejections(value)
 
     @property
     def has_entropy_bonus(self) -> bool:

@@ -121,8 +121,15 @@ class RunSettings(Section):
     @property
     def scores_first(self) -> bool:
         """Whether a step scores its batch before the first update. With a single update per step, the update itself
-        starts from the proximal policy."""
-        return self.algo.old_policy == "recomputed" and self.updates_per_step > 1
+        starts from the proximal policy; only denominators and normalised weights need the scores before."""
+        several = self.algo.old_policy == "recomputed" and self.updates_per_step > 1
+        return several or self.corrects_first
+
+    @property
+    def corrects_first(self) -> bool:
+        """Whether a step decides before the first update which tokens are off-policy, or how much their weights are on
+        average."""
+        return bool(self.algo.reject) or self.algo.importance_normalize
 
     @property
     def during_updates(self) -> bool:

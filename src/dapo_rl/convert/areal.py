@@ -177,10 +177,11 @@ def _importance(draft: Draft) -> None:
     cap = next((value for key in caps if (value := draft.number(key)) is not None), shared.UNCAPPED)
     if draft.value(decoupled):
         if not _rejection(draft):
-            if (how := (shared.TOKEN_MODES | {None: "mask"}).get(draft.name(mode))) is not None:
-                shared.put_importance(draft, cap, how, decoupled, *caps, mode)
+            name = draft.name(mode) or "token_mask"
+            if name.startswith("sequence"):
+                draft.no_counterpart(reason("GEOMETRIC"), decoupled, *caps, mode)
             else:
-                draft.no_counterpart(reason("PER_TOKEN"), decoupled, *caps, mode)
+                shared.put_mode(draft, mode, cap, None, decoupled, *caps, mode, name=name)
         for key in (decoupled, recompute):
             draft.explain(key, "same", "algo.proximal: recomputed")
         return
@@ -196,21 +197,35 @@ def _importance(draft: Draft) -> None:
 
 
 def _rejection(draft: Draft) -> bool:
-    """`rejection_sampling` by the ratio of a token is a cap of its weight. Tells whether it is one."""
+    """`rejection_sampling` by the ratio of a token bounds its weight, and by the mean k3 of a sequence rejects that.
+    Tells whether it is one of them."""
     prefix = "actor.rejection_sampling"
-    metric, level, action, upper, agg, lower = (
+    metric, level, action, upper, agg, lower = keys = tuple(
         f"{prefix}.{name}" for name in ("metric", "level", "action", "upper", "agg", "lower")
     )
-    per_token = draft.value(metric) in (None, "ratio") and draft.value(level) in (None, "token")
-    cap = draft.number(upper)
-    if not per_token or cap is None or cap <= 0:
+    per_token = draft.value(level) in (None, "token")
+    how = draft.value(metric), "clamp" if draft.value(action) == "clamp" else "mask"
+    most, least = draft.number(upper), draft.number(lower) or None
+    if most is None or most <= 0:
         return False
-    keys = (metric, level, action, upper, agg, prefix)
+    if how[0] in (None, "ratio") and per_token:
+        _forget(draft, *keys, prefix)
+        mode = "truncate" if how[1] == "clamp" else "mask"
+        shared.put_importance(draft, most, mode, *keys[:5], prefix, floor=least)
+        note = "no lower bound" if least is None else ""
+        draft.explain(
+            lower, "same" if least else "default here", f"algo.importance_floor: {least}" if least else "", note
+        )
+    elif how == ("kl_k3", "mask") and not per_token and draft.value(agg) in (None, "mean"):
+        _forget(draft, *keys, prefix)
+        shared.put_importance(draft, shared.UNCAPPED, "truncate")
+        draft.put("algo.reject", {"k3": most}, *keys[:5], prefix, note="samples by their mean k3")
+        draft.explain(lower, "default here", note="k3 has no lower bound")
+    else:
+        return False
+    return True
+
+
+def _forget(draft: Draft, *keys: str) -> None:
     for key in keys:
         draft.rows.pop(key, None)
-    shared.put_importance(draft, cap, "truncate" if draft.value(action) == "clamp" else "mask", *keys)
-    if draft.number(lower):
-        draft.explain_again(lower, "differs", note="importance weights have no lower bound", learns=True)
-    else:
-        draft.explain_again(lower, "default here", note="no lower bound")
-    return True

@@ -127,5 +127,5 @@ def _importance(draft: Draft) -> None:
     mode, bound = "rollout_importance_sampling_mode", "rollout_importance_sampling_threshold"
     if draft.value(mode) is None:
         draft.unused("without rollout_importance_sampling_mode it does nothing", mode, bound)
-    elif how := shared.token_mode(draft, mode, mode, bound):
-        shared.put_importance(draft, draft.number_or(2.0, bound), how, mode, bound)
+    else:
+        shared.put_mode(draft, mode, draft.number_or(2.0, bound), None, mode, bound)

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
-from dapo_rl.choices import KL_KINDS
+from dapo_rl.choices import KL_KINDS, ImportanceLevel, ImportanceMode
 from dapo_rl.config.peers import reason
 from dapo_rl.config.peers.values import written
 from dapo_rl.convert.draft import Draft, Status
 from dapo_rl.errors import UserError
 from dapo_rl.objectives import LOSSES
 
-TOKEN_MODES: dict[str | None, str] = {"token_truncate": "truncate", "token_mask": "mask"}
-"""Their modes with a weight for each token."""
+MODES = {f"{level}_{mode}": (level, mode) for level in get_args(ImportanceLevel) for mode in get_args(ImportanceMode)}
+"""Their names of modes, such as `token_mask`: the level of the weights, and what bounds do."""
 UNCAPPED = 1e9
 """The cap for weights without one: ratios are at most exp(20)."""
 KL_NAMES = f"the estimators are {', '.join(KL_KINDS)}"
@@ -136,19 +136,27 @@ def recompute_for_sequences(draft: Draft) -> None:
         draft.add_row("(algo.proximal)", "", "same", "algo.proximal: recomputed", why)
 
 
-def token_mode(draft: Draft, mode: str, switch: str, *options: str) -> str | None:
-    """How weights are bounded here, if there is one for each token; otherwise explains that there is no counterpart."""
-    how = TOKEN_MODES.get(draft.name(mode))
-    if how is None:
-        draft.no_counterpart(reason("PER_TOKEN"), switch)
-        draft.no_counterpart(reason("PER_TOKEN"), *options, learns=False)
-    return how
-
-
-def put_importance(draft: Draft, cap: float, mode: str, *keys: str) -> None:
+def put_importance(
+    draft: Draft, cap: float, mode: str, *keys: str, level: str = "token", floor: float | None = None
+) -> None:
+    """Importance weights, whose settings there are `keys`."""
     draft.put("algo.proximal", "recomputed")
     draft.put("algo.importance_mode", mode)
-    draft.put("algo.importance_cap", cap, *keys, note="with algo.proximal: recomputed")
+    draft.put("algo.importance_level", level)
+    if floor is not None:
+        draft.put("algo.importance_floor", floor)
+    note = f"one weight for a {level}, with algo.proximal: recomputed" if level == "sequence" else ""
+    draft.put("algo.importance_cap", cap, *keys, note=note or "with algo.proximal: recomputed")
+
+
+def put_mode(draft: Draft, mode: str, cap: float, floor: float | None, *keys: str, name: str | None = None) -> None:
+    """The same by the name of a mode; the setting `mode` is among `keys`."""
+    known = MODES.get(name or draft.name(mode) or "")
+    if known is None:
+        draft.no_counterpart(reason("MODES"), *keys)
+    else:
+        level, how = known
+        put_importance(draft, cap, how, *keys, level=level, floor=floor)
 
 
 def refuse_discount(draft: Draft, key: str) -> None:

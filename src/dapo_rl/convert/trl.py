@@ -43,9 +43,6 @@ def derive_trl(draft: Draft) -> None:
 
 def explain_switched_off(draft: Draft) -> None:
     """Options of what the run does not use."""
-    if not draft.value("use_vllm"):
-        name = "vllm_importance_sampling_clip_min"
-        draft.explain_again(name, "default here", note="without use_vllm it does nothing")
     if not draft.value("beta"):
         draft.explain_again("use_bias_correction_kl", "default here", note="without beta it does nothing")
 
@@ -348,11 +345,12 @@ def _source(draft: Draft) -> None:
 
 
 def trl_importance(draft: Draft) -> None:
-    """`vllm_importance_sampling_…`, whose default has one weight for a sequence."""
-    names = ("correction", "mode", "cap", "clip_max")
-    switch, mode, cap, high = keys = tuple(f"vllm_importance_sampling_{name}" for name in names)
+    """`vllm_importance_sampling_…`."""
+    names = ("correction", "mode", "cap", "clip_max", "clip_min")
+    switch, mode, cap, high, low = keys = tuple(f"vllm_importance_sampling_{name}" for name in names)
     if not draft.value("use_vllm") or not draft.value(switch):
         draft.unused("without use_vllm and the correction it does nothing", *keys)
-    elif how := shared.token_mode(draft, mode, *keys):
-        unset = shared.UNCAPPED if draft.has(high) else 3.0
-        shared.put_importance(draft, draft.number_or(unset, cap if draft.value(cap) is not None else high), how, *keys)
+        return
+    unset = shared.UNCAPPED if draft.has(high) else 3.0
+    most = draft.number_or(unset, cap if draft.value(cap) is not None else high)
+    shared.put_mode(draft, mode, most, draft.number(low), *keys, name=draft.name(mode) or "sequence_mask")

@@ -11,6 +11,7 @@ from dapo_rl.convert import shared
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.shared import ACTOR, MODEL, ROLLOUT
 from dapo_rl.convert.turns import verl_turns
+from dapo_rl.convert.verl_off_policy import verl_off_policy
 from dapo_rl.objectives import ADVANTAGES, GAE, LOSSES
 
 NO_CAP = 1_000_000
@@ -53,7 +54,7 @@ def derive_verl(draft: Draft) -> None:
     _kl(draft)
     _clipping(draft)
     _loss(draft)
-    _importance(draft)
+    verl_off_policy(draft)
     _reward(draft)
     _overlong(draft)
     _schedule(draft)
@@ -391,53 +392,3 @@ def _kl_in_reward(draft: Draft) -> None:
     fixed = draft.value(control) in (None, "fixed")
     note = "the weight of the KL penalty is constant"
     draft.explain(control, "same" if fixed else "no counterpart", note=note, learns=not fixed)
-
-
-def _importance(draft: Draft) -> None:
-    """`tis_imp_ratio_cap`, later `algorithm.rollout_is…`, now `algorithm.rollout_correction.…`."""
-    cap = draft.number(key := f"{ACTOR}.tis_imp_ratio_cap")
-    if cap is not None and cap > 0:
-        shared.put_importance(draft, cap, "truncate", key)
-    else:
-        draft.unused("no importance weights", key)
-    for prefix, level_name in (("algorithm.rollout_correction", "rollout_is"), ("algorithm", "rollout_is_level")):
-        names = ("rollout_is", "rollout_is_threshold", level_name, "rollout_is_mode")
-        used, bound, level, mode = keys = tuple(f"{prefix}.{name}" for name in names)
-        if draft.value(used) in (None, False, "null"):
-            draft.unused("no importance weights", *keys)
-        elif draft.value(f"{prefix}.bypass_mode") is True:
-            draft.unused("with bypass_mode the ratio of the loss contains them", *keys)
-        elif (bounds := _two_sided(draft.value(bound))) is not None:
-            shared.put_importance(draft, bounds[1], "mask", used, level, mode)
-            note = f"IcePop masks ratios outside [{bounds[0]:g}, {bounds[1]:g}]; the two-sided bound is not supported: "
-            draft.explain(bound, "differs", f"algo.importance_cap: {bounds[1]:g}", f"{note}none is masked below", True)
-        elif draft.value(level) in ("token", None):
-            how = "mask" if draft.value(mode) == "mask" else "truncate"
-            shared.put_importance(draft, draft.number_or(2.0, bound), how, *keys)
-        else:
-            draft.no_counterpart(reason("PER_TOKEN"), *keys)
-    _bypass(draft)
-
-
-def _bypass(draft: Draft) -> None:
-    """`bypass_mode`: the ratio is relative to the policy that sampled, by the engine's log-probabilities."""
-    key, loss = "algorithm.rollout_correction.bypass_mode", "algorithm.rollout_correction.loss_type"
-    used = draft.value(key)
-    if used is True and draft.value(loss) not in (None, "ppo_clip"):
-        draft.no_counterpart("with bypass_mode, the loss is the clipped one", loss)
-    draft.unused("the clipped loss, or without bypass_mode nothing", loss)
-    recomputed = draft.settings.get("algo.proximal") == "recomputed"
-    if used is True and not recomputed:
-        draft.put("algo.proximal", "behaviour", key)
-    elif used is False or recomputed:
-        draft.unused("without it, log-probabilities are recomputed", key)
-
-
-def _two_sided(value: Any) -> tuple[float, float] | None:
-    """IcePop's bounds, written `0.5_4.0`."""
-    match = re.fullmatch(r"([\d.]{1,20})_([\d.]{1,20})", value) if isinstance(value, str) else None
-    try:
-        bounds = (float(match[1]), float(match[2])) if match else None
-    except ValueError:
-        return None
-    return bounds if bounds and bounds[1] > 0 else None

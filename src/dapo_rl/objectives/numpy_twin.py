@@ -25,6 +25,16 @@ from dapo_rl.objectives.numpy_twin_credit import (
     token_rewards,
     whitened,
 )
+from dapo_rl.objectives.numpy_twin_off_policy import (
+    above_cap,
+    chi_squared,
+    effective_sample_size,
+    importance_ratio,
+    importance_weights,
+    off_policy_mask,
+    rejected_tokens,
+    weight_scale,
+)
 from dapo_rl.objectives.numpy_twin_tokens import (
     BOUND,
     as_matrices,
@@ -50,6 +60,7 @@ __all__ = [
     "aggregate",
     "binary_divergence",
     "bounded_log_ratio",
+    "chi_squared",
     "cispo_losses",
     "clip_cov_losses",
     "clip_cov_mask",
@@ -61,6 +72,7 @@ __all__ = [
     "dppo_kl_losses",
     "dppo_tv_losses",
     "dynamic_sampling_filter",
+    "effective_sample_size",
     "entropy_from_logits",
     "explained_variance",
     "gae",
@@ -68,12 +80,14 @@ __all__ = [
     "group_advantages",
     "gspo_losses",
     "gspo_token_losses",
+    "importance_ratio",
     "importance_weights",
     "kl_cov_losses",
     "kl_cov_mask",
     "kl_penalty",
     "kl_slope",
     "no_advantages",
+    "off_policy_mask",
     "opo_advantages",
     "overlong_reward_shaping",
     "policy_token_losses",
@@ -82,6 +96,7 @@ __all__ = [
     "probability_ratio",
     "reinforce_plus_plus",
     "reinforce_plus_plus_baseline",
+    "rejected_tokens",
     "rewards_alone",
     "sapo_losses",
     "sequence_ratio",
@@ -90,6 +105,7 @@ __all__ = [
     "token_rewards",
     "top_entropy_mask",
     "value_loss",
+    "weight_scale",
     "whitened",
 ]
 
@@ -215,31 +231,6 @@ def cispo_losses(
         weight = min(max(np.exp(np.clip(new[i, t] - old[i, t], -BOUND, BOUND)), 1 - clip_low), 1 + clip_high)
         losses[i, t] = -weight * advantage[i, t] * new[i, t]
     return losses
-
-
-def importance_weights(
-    proximal_logps: ArrayLike,
-    behaviour_logps: ArrayLike,
-    mask: ArrayLike | None = None,
-    *,
-    cap: float,
-    mode: str = "truncate",
-) -> Array:
-    if mode not in ("truncate", "mask"):
-        raise ValueError(f"unknown importance mode {mode!r}")
-    difference: Array = np.asarray(proximal_logps, float) - np.asarray(behaviour_logps, float)
-    counted = np.broadcast_to(True if mask is None else np.asarray(mask, bool), difference.shape)
-    weights = np.ones_like(difference)
-    for place in zip(*np.nonzero(counted), strict=True):
-        ratio = np.exp(np.clip(difference[place], -BOUND, BOUND))
-        too_large = 0.0 if mode == "mask" else cap
-        weights[place] = ratio if ratio <= cap else too_large
-    return weights
-
-
-def above_cap(proximal_logps: ArrayLike, behaviour_logps: ArrayLike, mask: ArrayLike, cap: float) -> Array:
-    difference: Array = np.asarray(proximal_logps, float) - np.asarray(behaviour_logps, float)
-    return np.asarray(np.asarray(mask, bool) & (difference > np.log(cap)) & (cap < np.exp(BOUND)))
 
 
 def aggregate(

@@ -159,6 +159,13 @@ class RunTraining:
         for prompts in (run.train_prompts, run.eval_prompts):
             if prompts is not None and (report := prompts.report()):
                 yield report
+        if truncations := run.config.sampling.truncations:
+            given = ", ".join(f"sampling.{name}={value:g}" for name, value in truncations.items())
+            yield (
+                f"{given}: sampling is truncated, "
+                "but the log-probabilities in the loss are those of the full softmax, so the gradient is biased; leave "
+                "it out, or truncate in evaluation only"
+            )
         yield from (*run.notes, *self._callbacks.never_called())
 
     def _save(self) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from dapo_rl.config import Config
 from dapo_rl.objectives.overlong import overlong_reward_shaping, soft_overlong_punishment
 from dapo_rl.train.custom import Advantages
+from dapo_rl.train.off_policy import without_stale_tokens
 from dapo_rl.train.turns import with_turn_advantages
 from dapo_rl.types import Batch, Group, Trajectory, Update
 
@@ -52,7 +53,7 @@ def make_batch(
             },
         )
 
-    return Batch(
+    batch = Batch(
         tuple(
             replace(
                 group,
@@ -63,6 +64,8 @@ def make_batch(
         ),
         step,
     )
+    oldest = config.algo.max_token_staleness
+    return batch if oldest is None else without_stale_tokens(batch, version, oldest)
 
 
 def with_advantages(batch: Batch, estimate: Advantages, turn_discount: float | None = None) -> Batch:

@@ -51,7 +51,7 @@ def with_values(batch: Batch, config: Config, values: Score) -> Batch:
 
 def _lambda(samples: Sequence[Trajectory], settings: CriticSettings) -> Tensor:
     """λ of the policy's advantages, one per sample."""
-    lengths = torch.tensor([sample.trained_tokens for sample in samples])
+    lengths = torch.tensor([sample.written for sample in samples])
     if settings.lambda_policy == "adaptive":
         return adaptive_lambda(lengths, settings.length_alpha, settings.lambda_lowest)
     return torch.full((len(samples),), settings.lambda_policy)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from dapo_rl.rollout.batch_builder import FailedBatch, SampledBatch
+from dapo_rl.train.off_policy import LEFT_OUT
 from dapo_rl.types import Batch
 
 
@@ -18,7 +19,10 @@ class Ledger:
         if fill.tokens_restarted:
             self._counts["restarted"] += fill.tokens_restarted
         for sample in batch.samples:
-            self._counts["trained" if sample.trained_tokens else "masked_truncated"] += sample.written
+            if left_out := int(sample.scalars.get(LEFT_OUT, 0)):
+                self._counts["off_policy"] += left_out
+            in_loss = sample.trained_tokens or left_out
+            self._counts["trained" if in_loss else "masked_truncated"] += sample.written - left_out
         for dropped, outcome in fill.dropped:
             self._counts[outcome] += dropped.tokens
 

@@ -30,6 +30,7 @@ from dapo_rl.train.evaluate import Evaluation
 from dapo_rl.train.failed_step import record_failed_step
 from dapo_rl.train.metrics import mean_of, step_metrics
 from dapo_rl.train.mismatch import MismatchNote, is_fresh, newest_mismatch
+from dapo_rl.train.off_policy import with_off_policy_metrics
 from dapo_rl.train.random_state import unless_stopped
 from dapo_rl.train.schedule import critic_rate, policy_rate
 from dapo_rl.train.trainer_state import Progress
@@ -327,6 +328,7 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
     early = _end_pretraining(run, batch)
     if done.last_pass:
         batch = with_diagnostics(batch, done.last_pass)
+        batch = with_off_policy_metrics(batch, config)
     weights = run.policy.weights()
     if name := weights.not_finite():
         raise NonFiniteError(f"the update made weights that are not finite, in {name}")

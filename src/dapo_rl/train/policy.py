@@ -26,13 +26,14 @@ from dapo_rl.models.save import StoredModel, done_now, save_hashed, save_model, 
 from dapo_rl.models.weights import ModelWeights
 from dapo_rl.objectives.aggregation import aggregate, clipped_tokens
 from dapo_rl.objectives.critic import positive_lm_loss
-from dapo_rl.objectives.importance import above_cap, importance_weights
+from dapo_rl.objectives.importance import above_cap, importance_weights, off_policy_mask
 from dapo_rl.objectives.kl import kl_penalty
 from dapo_rl.objectives.losses import TokenLosses
 from dapo_rl.train.coefficients import Coefs
 from dapo_rl.train.custom import CustomLoss, build_losses, build_ratio
 from dapo_rl.train.learner import Learner, padded, read_checkpoint, total
 from dapo_rl.train.loss_denominators import Counts
+from dapo_rl.train.off_policy import SCALE, weight_bounds
 from dapo_rl.types import Array, FloatArray, Trajectory, Update
 
 OPTIMIZER = "optimizer.pt"
@@ -219,10 +220,7 @@ class HFPolicy(Learner[TokenStats]):
                 losses = self._losses(logps, old_logps, advantages, mask, **bounds, **self._selected(samples))
             if algo.top_entropy_quantile < 1:
                 losses = losses * to_device(padded([s["entropy_mask"] for s in samples]), device)
-            if algo.importance_cap is not None:
-                cap, mode = algo.importance_cap, algo.importance_mode
-                weights = importance_weights(old_logps, behaviour_logps, mask, cap=cap, mode=mode)
-                losses = losses * weights
+            losses, corrected = self._correct(samples, losses, (logps, old_logps, behaviour_logps), advantages, mask)
             loss = sums["pg_loss"] = aggregate(losses, mask, **how)
             for name, coef, term in self._terms(samples, stats, mask, counts, coefs, how):
                 sums[name] = term
@@ -251,10 +249,33 @@ class HFPolicy(Learner[TokenStats]):
                 "low": low.sum(),
                 "dual": dual.sum(),
             }
-            if algo.importance_cap is not None:
-                totals["is_weight"] = total(weights, mask)
-                totals["above_cap"] = above_cap(old_logps, behaviour_logps, mask, cap).sum()
-            return totals, _Tokens(logps.detach(), stats.entropy.detach(), _which_bound(high, low, dual))
+            return totals | corrected, _Tokens(logps.detach(), stats.entropy.detach(), _which_bound(high, low, dual))
+
+    def _correct(
+        self,
+        samples: Sequence[Trajectory],
+        losses: Tensor,
+        logps: tuple[Tensor, Tensor, Tensor],
+        advantages: Tensor,
+        mask: Tensor,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Token losses with importance weights, and without those of off-policy samples; and sums for metrics. `logps`
+        are those of the current, the old and the behaviour policy."""
+        algo, sums = self._algo, dict[str, Tensor]()
+        new, old, behaviour = logps
+        if (cap := algo.importance_cap) is not None:
+            weights = importance_weights(old, behaviour, mask, **weight_bounds(algo))
+            sums["is_weight"] = total(weights, mask)
+            sums["above_cap"] = above_cap(old, behaviour, mask, cap, algo.importance_level).sum()
+            if algo.importance_normalize:
+                scales = np.array([[sample.scalars[SCALE]] for sample in samples], np.float32)
+                weights = weights * to_device(scales, weights.device)
+            losses = losses * weights
+        if (threshold := algo.off_policy_mask_threshold) is not None:
+            off_policy = off_policy_mask(new, behaviour, advantages, mask, threshold)
+            sums["opsm"], sums["opsm_of"] = off_policy.any(-1).sum(), mask.any(-1).sum()
+            losses = losses.where(~off_policy, 0.0)
+        return losses, sums
 
     def _terms(
         self,
@@ -310,6 +331,8 @@ class HFPolicy(Learner[TokenStats]):
         if self._algo.importance_cap is not None:
             metrics["rollout/is_weight_mean"] = mean("is_weight")
             metrics["rollout/is_above_cap_share"] = mean("above_cap")
+        if self._algo.off_policy_mask_threshold is not None:
+            metrics["actor/opsm_clipfrac"] = _ratio(totals, "opsm", "opsm_of")
         return metrics
 
 

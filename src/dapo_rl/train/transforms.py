@@ -1,7 +1,8 @@
 """Batch transforms: what a step adds to its batch between sampling and the first update.
 
 A transform is a function from a batch to a batch; it adds token columns to the trajectories. The built-in ones compute
-log-probabilities under the proximal and the reference policy, advantages, and a critic's values with theirs.
+log-probabilities under the proximal and the reference policy, advantages, and a critic's values with theirs, and then
+reject off-policy tokens.
 `train.transforms` adds functions of the user, which come last: `def transform(batch)` in a file, or
 `def transform(batch, config)`.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +23,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.train.batch import with_advantages
 from dapo_rl.train.custom import Advantages
 from dapo_rl.train.gae import with_values
+from dapo_rl.train.off_policy import with_corrections
 from dapo_rl.train.selection import selects_by_covariance, with_cov_mask, with_entropy_mask
 from dapo_rl.train.teacher import with_teacher
 from dapo_rl.types import Batch, FloatArray, Trajectory
@@ -64,6 +67,9 @@ def build_transforms(
         transforms.append(after_pretraining(lambda batch: with_entropy_mask(batch, config)))
     if selects_by_covariance(config):
         transforms.append(after_pretraining(lambda batch: with_cov_mask(batch, config)))
+    if config.corrects_first:
+        correct = partial(with_corrections, algo=config.algo, mini_batches=config.train.mini_batches)
+        transforms.append(after_pretraining(correct))
     return (*transforms, *(CustomTransform(spec, config) for spec in config.train.transforms))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from dapo_rl.base.format import counted
 from dapo_rl.choices import AGGREGATIONS, NORMALIZATIONS, VERIFIERS, is_function
-from dapo_rl.config import Config, Sources, entries_of, source_name
+from dapo_rl.config import AlgoSettings, Config, Sources, entries_of, source_name
 from dapo_rl.lab.batch_arithmetic import batch_arithmetic, redraws
 from dapo_rl.objectives import ADVANTAGES, LOSSES
 
@@ -76,8 +76,26 @@ def _filters(config: Config) -> str:
 
 
 def _truncations(config: Config) -> str:
-    off = {"top_p": 1, "top_k": 0, "min_p": 0}
-    return ", ".join(f"{name} {value:g}" for name in off if (value := getattr(config.sampling, name)) != off[name])
+    return ", ".join(f"{name} {value:g}" for name, value in config.sampling.truncations.items())
+
+
+def _importance(algo: AlgoSettings) -> str:
+    cap, floor, masks = algo.importance_cap, algo.importance_floor, algo.importance_mode == "mask"
+    if floor is None:
+        bounds = f"{'0 above' if masks else 'truncated at'} {cap:g}"
+    else:
+        bounds = f"{'0 outside' if masks else 'truncated to'} [{floor:g}, {cap:g}]"
+    per_sample = " per sample" * (algo.importance_level == "sequence")
+    return bounds + per_sample + ", with mean 1" * algo.importance_normalize
+
+
+def _left_out(algo: AlgoSettings) -> str:
+    parts = [f"what {', '.join(algo.reject)} rejects"] if algo.reject else []
+    if (threshold := algo.off_policy_mask_threshold) is not None:
+        parts.append(f"negative samples that diverge by {threshold:g}")
+    if (most := algo.max_token_staleness) is not None:
+        parts.append(f"tokens more than {counted(most, 'version')} old")
+    return "; ".join(parts)
 
 
 def _optimizer(config: Config) -> str:
@@ -119,7 +137,8 @@ DERIVED: dict[str, Callable[[RecipeFacts], Any]] = {
     "loss": lambda facts: LOSSES[facts["algo.loss"]],
     "aggregation": lambda facts: AGGREGATIONS[facts["algo.aggregation"]],
     "aggregation_effect": lambda facts: facts["aggregation.effect"].format(norm_length=facts["norm_length"]),
-    "importance": lambda facts: {"truncate": "truncated at", "mask": "0 above"}[facts["algo.importance_mode"]],
+    "importance": lambda facts: _importance(facts.config.algo),
+    "left_out": lambda facts: _left_out(facts.config.algo),
     "carries": lambda facts: facts["sampling.dynamic"] and facts["sampling.surplus"] == "carry",
     "kl": lambda facts: facts["algo.kl_kind"] + " in the reward" * facts["kl_in_reward"],
     "custom_advantage": lambda facts: is_function(facts["algo.advantage"]),
