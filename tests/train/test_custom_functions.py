@@ -14,6 +14,7 @@ from test_policy import gradient, make_policy, samples_for, small_model
 from dapo_rl.config import AlgoSettings, Config
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.models.response_logps import response_logps
+from dapo_rl.objectives import LOSSES
 from dapo_rl.objectives.aggregation import policy_token_losses
 from dapo_rl.train.batch import make_batch, with_advantages
 from dapo_rl.train.custom import build_advantages, build_losses
@@ -273,8 +274,8 @@ def test_an_advantage_that_takes_the_entropy_has_it_scored(tmp_path):
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("algo.loss=dap", "algo.loss: 'dap' is not one of dapo, gspo, gspo-token, cispo; did you mean dapo?"),
-        ("algo.loss=gsop", "cispo; did you mean gspo?"),
+        ("algo.loss=dap", f"algo.loss: 'dap' is not one of {', '.join(LOSSES)}; did you mean dapo?"),
+        ("algo.loss=gsop", "kl-cov; did you mean gspo?"),
         (
             "algo.advantage=vtrace",
             "algo.advantage: 'vtrace' is not one of group, opo, reinforce++, reinforce++-baseline, gae; a function …",
