@@ -50,7 +50,8 @@ class Stream(ABC, Iterator[Prompt]):
         """Skips a prompt for a number of epochs after the current one."""
 
     def observe(self, prompt: Prompt, right: int, samples: int, informative: bool) -> None:
-        """Takes how many samples of a group were right, and whether the group passed the filter."""
+        """Takes how many samples of a group were right, and whether the group has a signal to train on. Groups on which
+        a verifier or an environment failed say nothing, and are not passed."""
 
     @abstractmethod
     def state(self, unfinished: Iterable[str] = ()) -> dict[str, Any]: ...

@@ -57,7 +57,7 @@ def build_stream(config: Config, prompts: PromptSet, model: Any, display: Displa
     if not isinstance(stream, PromptStream):
         stream.watch(lambda prompt: check_vocabulary(model, int(prompt.token_ids.max())), display.note)
     if config.sampling.selection == "informative":
-        return SelectedStream(stream, config.seed, config.sampling.group_size)
+        return SelectedStream(stream, config.seed, config.sampling.group_size, config.sampling.prompts_per_step)
     return stream
 
 
