@@ -100,13 +100,13 @@ def test_memories_are_as_long_as_so_many_batches():
         stream.observe(hard, 0, SIZE, False)
         for _ in range(4000):
             stream.observe(prompt_of("middle0", data_source="middle"), 4, SIZE, True)
-        right, samples, _ = stream._faded(stream._prompts["hard0"], stream._own_memory)
+        _, samples, _ = stream._faded(stream._prompts["hard0"], stream._own_memory)
         assert samples == pytest.approx(SIZE * math.exp(-4000 / (128 * batch)))
         chances[batch] = stream.chance(hard)
     assert chances[32 * BATCH] < chances[BATCH] - 0.2
 
 
-@pytest.mark.parametrize("right, informative, better", [(SIZE, True, True), (0, True, True), (4, False, False)])
+@pytest.mark.parametrize(("right", "informative", "better"), [(SIZE, True, True), (0, True, True), (4, False, False)])
 def test_what_decides_besides_correctness_counts(right, informative, better):
     """Graded scores keep groups that are all right, and a filter drops mixed ones."""
     stream = selected()

@@ -182,6 +182,8 @@ def _data(config: RunSettings) -> Iterator[str]:
             f"data.chat_template_kwargs: {', '.join(map(str, arguments))} with data.chat_template=never, which applies "
             "no template; set data.chat_template=always, or leave them out"
         )
+    if (window := config.data.pass_rate) is not None and not 0 <= window[0] <= window[1] <= 1:
+        yield f"data.pass_rate: {list(window)} is not within [0, 1], in order; for example [0.1, 0.9]"
 
 
 def _reward(config: RunSettings) -> Iterator[str]:

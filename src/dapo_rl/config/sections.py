@@ -53,6 +53,9 @@ class ModelSettings(Section):
         return value
 
 
+Window = tuple[float, float]
+
+
 class DataSettings(Section):
     train: Sources = "arithmetic"
     """A .jsonl or .parquet file, a hub data set, `reasoning_gym:NAME` or `arithmetic`; {source: …} adds parameters. Or
@@ -71,6 +74,11 @@ class DataSettings(Section):
     """Arguments of the chat template, such as `{enable_thinking: false}` for Qwen3."""
     max_prompt_tokens: int = Field(1024, ge=1)
     """Longer prompts are dropped and counted."""
+    pass_rate: Window | None = None
+    """Trains only on prompts whose pass rate is in this window, such as `[0.1, 0.9]`: a column of `data.train`, as
+    `dapo eval --scores` writes it."""
+    pass_rate_key: str = "pass_rate"
+    """Column with the pass rate (dots address nested fields): a number from 0 to 1, or a text such as `3/8`."""
 
     @field_validator("train", "eval", mode="before")
     @classmethod
@@ -269,6 +277,11 @@ class SamplingSettings(Section):
     selection: Literal["uniform", "informative"] = "uniform"
     """`informative`: a curriculum that prefers prompts whose groups are predicted to be neither all right nor all
     wrong."""
+    replay_hard: float = Field(0.0, ge=0, lt=1)
+    """Share of the draws, besides the order of the epoch, that replays prompts that were seldom solved so far; 0 is
+    off."""
+    replay_pass_rate: float = Field(0.25, gt=0, le=1)
+    """Highest pass rate of a prompt that is replayed."""
     max_batch: int | None = Field(None, ge=1)
     """Maximum number of sequences that the engine generates at once; by default 1024, `hf` 256."""
     kv_memory_gib: float | None = Field(None, gt=0)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dapo_rl.base.saved import Count, Finite, Saved, parse_state
-from dapo_rl.data.stream import REMEDY, Stream
+from dapo_rl.data.stream import REMEDY, Stream, refuse_wrapped
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
 
@@ -50,8 +50,8 @@ class SavedSelection(Saved):
 
 class SelectedStream(Stream):
     def __init__(self, stream: Stream, seed: int, group_size: int, batch: int) -> None:
-        """`batch` is the number of groups that a step trains on, by which memories are measured: the policy changes from
-        step to step."""
+        """`batch`, the number of groups that a step trains on, is the unit of memories: the policy changes from step to
+        step."""
         super().__init__()
         self._stream, self._seed, self._size = stream, seed, group_size
         self._memory, self._own_memory = MEMORY * batch, OWN_MEMORY * batch
@@ -135,6 +135,7 @@ class SelectedStream(Stream):
         }
 
     def restore(self, written: Any) -> None:
+        refuse_wrapped(written, "selected")
         if isinstance(written, dict) and "selected" not in written:
             raise UserError(f"sampling.selection was `uniform` when the checkpoint was written; {REMEDY}")
         state = parse_state(SavedSelection, written)

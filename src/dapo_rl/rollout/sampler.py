@@ -26,8 +26,8 @@ from dapo_rl.engines.protocol import Engine, Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.envs import OneTurn
 from dapo_rl.errors import StopRequested, UserError
-from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.outcomes import Outcome
+from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.batch_builder import Admission, BatchBuilder, FailedBatch, PausedBatch, SampledBatch, at_cap
 from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.rollout.episodes import Episodes, check_nothing

@@ -12,6 +12,7 @@ from dapo_rl.config import Config
 from dapo_rl.data import (
     PromptSet,
     PromptStream,
+    ReplayStream,
     SelectedStream,
     Stream,
     held_out_prompts,
@@ -56,8 +57,11 @@ def build_stream(config: Config, prompts: PromptSet, model: Any, display: Displa
     stream = stream_of(prompts, config.seed)
     if not isinstance(stream, PromptStream):
         stream.watch(lambda prompt: check_vocabulary(model, int(prompt.token_ids.max())), display.note)
-    if config.sampling.selection == "informative":
-        return SelectedStream(stream, config.seed, config.sampling.group_size, config.sampling.prompts_per_step)
+    sampling = config.sampling
+    if sampling.selection == "informative":
+        stream = SelectedStream(stream, config.seed, sampling.group_size, sampling.prompts_per_step)
+    if sampling.replay_hard:
+        stream = ReplayStream(stream, config.seed, sampling.replay_hard, sampling.replay_pass_rate)
     return stream
 
 
