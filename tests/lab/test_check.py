@@ -148,6 +148,7 @@ FLIPS = [
     ("sampling.stop", ["\n\n"], {"Stop strings"}),
     ("sampling.ignore_eos", True, {"No end of sequence"}),
     ("sampling.skip_solved_epochs", 3, {"Skipped prompts"}),
+    ("sampling.length_stages", {0: 20480}, {"Length stages"}),
     ("sampling.replay_hard", 0.2, {"Replayed prompts"}),
     ("sampling.replay_pass_rate", 0.5, {"Replayed prompts"}),
     ("sampling.selection", "informative", {"Selected prompts"}),

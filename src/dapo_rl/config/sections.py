@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -235,6 +235,9 @@ class SamplingSettings(Section):
     """Samples per prompt (G)."""
     max_new_tokens: int = Field(1024, ge=1)
     """Maximum length of a response; a longer one is truncated (finish reason `length`)."""
+    length_stages: dict[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=1)]] = Field({})
+    """Lower limits at first, by the number of complete steps: `{0: 4096, 200: 8192}` allows 4096 tokens, and 8192 after
+    200 steps. The last is max_new_tokens."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; log-probabilities in the loss are computed at the same temperature."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -287,6 +290,11 @@ class SamplingSettings(Section):
     kv_memory_gib: float | None = Field(None, gt=0)
     """`native`: size of the KV cache; requests that do not fit wait. By default 1/3 of GPU memory, or 1/4 of RAM or of
     the control group's limit."""
+
+    def longest_response(self, steps: int) -> int:
+        """The length limit of groups that start after so many steps."""
+        begun = [step for step in self.length_stages if step <= steps]
+        return self.length_stages[max(begun)] if begun else self.max_new_tokens
 
 
 class AlgoSettings(Section):

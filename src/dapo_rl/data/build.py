@@ -33,8 +33,8 @@ def training_prompts(
     prompts, bad = [p for part in parts for p in part.prompts], [row for part in parts for row in part.bad]
     count, too_long = sum(part.rows for part in parts), sum(part.too_long for part in parts)
     outside, limit = sum(part.outside for part in parts), settings.max_prompt_tokens
-    of_rates = {"outside": outside, "window": settings.pass_rate}
-    return PromptSet("data.train", count, prompts, too_long, limit, bad, parts=parts, **of_rates)
+    window = settings.pass_rate
+    return PromptSet("data.train", count, prompts, too_long, limit, bad, parts=parts, outside=outside, window=window)
 
 
 def held_out_prompts(

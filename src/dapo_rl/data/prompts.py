@@ -120,11 +120,16 @@ def build_prompts(rows: Rows, tokenizer: Tokenizer, settings: DataSettings, need
 
 
 def prompt_set(
-    key: str, prompts: list[Prompt], bad: list[BadRow], unfit: Sequence[Unfit], settings: DataSettings, **fields: Any
+    key: str,
+    prompts: list[Prompt],
+    bad: list[BadRow],
+    unfit: Sequence[Unfit],
+    settings: DataSettings,
+    stream: Stream | None = None,
 ) -> PromptSet:
     total, too_long, outside = len(prompts) + len(bad) + len(unfit), unfit.count("too_long"), unfit.count("outside")
-    limits = {"outside": outside, "window": settings.pass_rate}
-    return PromptSet(key, total, prompts, too_long, settings.max_prompt_tokens, bad, **limits, **fields)
+    limit, window = settings.max_prompt_tokens, settings.pass_rate
+    return PromptSet(key, total, prompts, too_long, limit, bad, stream, outside=outside, window=window)
 
 
 @dataclass(frozen=True, slots=True)

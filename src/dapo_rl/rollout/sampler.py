@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -86,9 +87,11 @@ class Sampler:
         self._vocabulary = vocabulary
         self._next_draw = 0
 
-        def request(draw: int, prompt: Prompt) -> Request:  # a method would keep the sampler alive in a circle
-            own_seed = derive_seed(seed, prompt.id, draw)
-            return Request(f"draw-{draw}", prompt.token_ids, settings.group_size, params, own_seed)
+        def request(draw: int, prompt: Prompt, version: int) -> Request:  # a method would be a reference cycle
+            own_seed, own = derive_seed(seed, prompt.id, draw), params
+            if settings.length_stages:
+                own = replace(params, max_new_tokens=settings.longest_response(version), staged=True)
+            return Request(f"draw-{draw}", prompt.token_ids, settings.group_size, own, own_seed)
 
         self._episodes = Episodes(
             engine,

@@ -43,6 +43,8 @@ def prompt_sets(
     sources = inputs.sources(config)
     train, source = training_prompts(sources["data.train"], *how), sources["data.eval"]
     held_out = None if source is None else held_out_prompts(source, *how, config.eval.prompts)
+    if config.sampling.length_stages and inputs.has_environment(config):
+        raise UserError("sampling.length_stages: episodes with an environment have one limit; leave it out")
     if train.is_stream and config.sampling.skip_solved_epochs:
         raise UserError(
             "sampling.skip_solved_epochs: a stream without a length has no epochs to leave a prompt out of; set it to "
