@@ -13,7 +13,8 @@ DEFAULTS = {
     "model": {"name": "tiny", "dtype": "auto", "save_dtype": "auto", "device": "auto", "lora": None},
     "data": {
         **{"train": "arithmetic", "eval": None, "prompt_key": "prompt", "answer_key": None, "system_prompt": None},
-        **{"chat_template": "auto", "chat_template_kwargs": {}, "max_prompt_tokens": 1024},
+        **{"chat_template": "auto", "chat_template_kwargs": {}, "max_prompt_tokens": 1024, "pass_rate": None},
+        "pass_rate_key": "pass_rate",
     },
     "reward": {
         **{"verifier": "math", "boxed": False, "form": "any", "correct": 1.0, "wrong": -1.0, "threshold": None},
@@ -34,6 +35,9 @@ DEFAULTS = {
             "wait_for_verdicts": True,
             "skip_solved_epochs": 0,
             "selection": "uniform",
+            "length_stages": {},
+            "replay_hard": 0.0,
+            "replay_pass_rate": 0.25,
             "max_batch": None,
             "kv_memory_gib": None,
         },
@@ -102,12 +106,12 @@ FROM_ZERO = (
     *("overlong.factor", "train.min_lr_share", "train.weight_decay", "critic.lambda_critic", "critic.lambda_lowest"),
     *("eval.temperature", "reward.max_error_share", "model.lora.dropout"),
     *("env.max_error_share", "env.turn_discount", "algo.entropy_coef", "algo.kl_cov_coef"),
-    *("algo.off_policy_mask_threshold",),
+    *("algo.off_policy_mask_threshold", "sampling.replay_hard"),
 )
 ABOVE_ZERO = (
     *("reward.timeout_s", "sampling.temperature", "sampling.top_p", "sampling.kv_memory_gib", "algo.importance_cap"),
     *("train.lr", "train.max_grad_norm", "critic.lr", "critic.length_alpha", "critic.value_clip", "eval.top_p"),
-    *("critic.pretrain_until",),
+    *("critic.pretrain_until", "sampling.replay_pass_rate"),
     *("cluster.timeout_s", "model.lora.alpha", "env.timeout_s", "teacher.weight", "algo.importance_floor"),
     *("algo.entropy_target", "algo.entropy_coef_delta", "algo.entropy_coef_max"),
     *("algo.top_entropy_quantile", "algo.cov_share", "algo.tau_pos", "algo.tau_neg"),
@@ -115,7 +119,7 @@ ABOVE_ZERO = (
 UP_TO_ONE = (
     *("sampling.top_p", "sampling.min_p", "eval.top_p", "train.min_lr_share", "critic.lambda_critic"),
     *("critic.lambda_lowest", "reward.max_error_share", "env.max_error_share", "env.turn_discount"),
-    *("critic.pretrain_until",),
+    *("critic.pretrain_until", "sampling.replay_pass_rate"),
     *("algo.top_entropy_quantile", "algo.cov_share"),
 )
 

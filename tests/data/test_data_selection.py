@@ -15,6 +15,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
 
 SIZE = 8
+BATCH = 16
 TOKENS = np.array([1, 2, 3], np.int32)
 PASS_RATES = {"easy": 1.0, "middle": 0.5, "hard": 0.0}
 
@@ -28,7 +29,7 @@ def prompts(each=50):
 
 
 def selected(stream=None, seed=3):
-    return SelectedStream(stream or PromptStream(prompts(), seed), seed, SIZE)
+    return SelectedStream(stream or PromptStream(prompts(), seed), seed, SIZE, BATCH)
 
 
 def observe(stream, prompt, dice):
@@ -64,7 +65,7 @@ def test_no_prompt_is_starved():
 
 def test_all_prompts_are_drawn_while_they_are_alike():
     """Otherwise an epoch would leave prompts out for nothing."""
-    stream = SelectedStream(PromptStream([prompt_of(f"p{i}") for i in range(200)], 1), 1, SIZE)
+    stream = SelectedStream(PromptStream([prompt_of(f"p{i}") for i in range(200)], 1), 1, SIZE, BATCH)
     dice = random.Random(2)
     for _ in range(200):
         stream.observe(stream.draw(), 4, SIZE, dice.random() < 0.5)
@@ -81,6 +82,40 @@ def test_what_was_hard_is_tried_again_when_the_policy_has_changed():
         stream.observe(prompt_of("middle0", data_source="middle"), 4, SIZE, True)
     assert before < 0.3
     assert stream.chance(hard) > 0.5
+
+
+def test_a_kind_that_was_not_seen_yet_is_no_better_than_all():
+    """Otherwise data of many kinds would be drawn by how rare a kind is."""
+    stream = selected()
+    for number in range(64):
+        stream.observe(prompt_of(f"p{number}", data_source="middle"), 0, SIZE, number % 4 == 0)
+    assert stream.chance(prompt_of("new", data_source="new")) == pytest.approx(0.25, abs=0.02)
+
+
+def test_memories_are_as_long_as_so_many_batches():
+    """The history of a prompt reaches back to its last epoch, also where a step has hundreds of groups."""
+    hard, chances = prompt_of("hard0", data_source="hard"), {}
+    for batch in (BATCH, 32 * BATCH):
+        stream = SelectedStream(PromptStream(prompts(), 3), 3, SIZE, batch)
+        stream.observe(hard, 0, SIZE, False)
+        for _ in range(4000):
+            stream.observe(prompt_of("middle0", data_source="middle"), 4, SIZE, True)
+        _, samples, _ = stream._faded(stream._prompts["hard0"], stream._own_memory)
+        assert samples == pytest.approx(SIZE * math.exp(-4000 / (128 * batch)))
+        chances[batch] = stream.chance(hard)
+    assert chances[32 * BATCH] < chances[BATCH] - 0.2
+
+
+@pytest.mark.parametrize(("right", "informative", "better"), [(SIZE, True, True), (0, True, True), (4, False, False)])
+def test_what_decides_besides_correctness_counts(right, informative, better):
+    """Graded scores keep groups that are all right, and a filter drops mixed ones."""
+    stream = selected()
+    odd, usual = prompt_of("odd", data_source="middle"), prompt_of("usual", data_source="middle")
+    for _ in range(20):
+        stream.observe(odd, right, SIZE, informative)
+        stream.observe(prompt_of("other", data_source="middle"), 4, SIZE, not informative)
+    assert (stream.chance(odd) > stream.chance(usual) + 0.2) == better
+    assert (stream.chance(odd) < stream.chance(usual) - 0.2) != better
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(2, 32))
@@ -129,6 +164,12 @@ def test_another_selection_than_the_checkpoint_s_is_refused():
         selected().restore(plain.state())
     with pytest.raises(UserError, match=r"sampling\.selection was `informative`"):
         plain.restore(selected().state())
-    broken = selected().state() | {"kinds": {"x": [1.0]}}
-    with pytest.raises(ValueError, match="three numbers"):
-        selected().restore(broken)
+    for key, value in (
+        ("kinds", {"x": [1.0]}),
+        ("prompts", {"x": [2.0, 1.0, 0.0]}),
+        ("prompts", {"x": [-1.0, 1.0, 0.0]}),
+        ("usual", [1.0]),
+        ("usual", [-1.0, 1.0]),
+    ):
+        with pytest.raises(ValueError, match=f"{key}.* is inconsistent"):
+            selected().restore(selected().state() | {key: value})

@@ -48,6 +48,10 @@ def test_a_mixture_resumes_bit_for_bit(tmp_path, monkeypatch):
     assert summary["data"]["train_prompts"] == 70
     metrics = [json.loads(line) for line in (tmp_path / "straight" / "metrics.jsonl").read_text().splitlines()]
     last = metrics[-1]
+    for name in ("arithmetic", "arithmetic#2"):
+        assert 0 <= metrics[1][f"data/{name}/accuracy"] <= 1
+        assert metrics[1][f"data/{name}/kept_share"] == 1, "without dynamic sampling"
+        assert metrics[1][f"data/{name}/tokens"] > 0
     each = [last["eval/accuracy/arithmetic"], last["eval/accuracy/held-out.jsonl"]]
     assert last["eval/accuracy"] == pytest.approx(sum(each) / 2), "four prompts of each"
 

@@ -85,7 +85,7 @@ def letters(text):
     return [ord(letter) for letter in text]
 
 
-def request(draw, prompt):
+def request(draw, prompt, version=0):
     return Request(f"draw-{draw}", prompt.token_ids, 4, SamplingParams(100), seed=draw)
 
 

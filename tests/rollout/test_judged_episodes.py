@@ -88,7 +88,7 @@ def play(verifier, forks=False, endless=False, factory=Counter, **settings):
         episodes = Episodes(
             engine,
             OneTurn(verifier),
-            lambda draw, prompt: Request(f"draw-{draw}", prompt.token_ids, 2, SamplingParams(100), seed=draw),
+            lambda draw, prompt, version: Request(f"draw-{draw}", prompt.token_ids, 2, SamplingParams(100), seed=draw),
             conversations=conversations,
         )
         episodes.submitted = True
@@ -246,7 +246,7 @@ def test_an_agent_that_began_another_conversation_is_judged_by_its_last_one():
         episodes = Episodes(
             Caller(),
             OneTurn(CustomVerifier(reward, RewardSettings())),
-            lambda draw, prompt: Request(f"draw-{draw}", prompt.token_ids, 2, SamplingParams(100), seed=draw),
+            lambda draw, prompt, version: Request(f"draw-{draw}", prompt.token_ids, 2, SamplingParams(100), seed=draw),
             conversations=conversations,
         )
         episodes.submitted = True

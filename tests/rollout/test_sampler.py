@@ -556,3 +556,24 @@ def test_samples_that_finish_while_the_work_is_taken_back_are_neither_lost_nor_s
     assert [draw for fill in steps for draw in draws(fill.kept)] == list(range(0, 24, 2))
     assert engine.whole > 0
     assert sum(fill.tokens_generated for fill in steps) == engine.tokens - sampler.in_flight_tokens
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_prompts_are_told_which_groups_have_a_signal_and_nothing_of_failures(dynamic):
+    class Told(Prompts):
+        def __init__(self):
+            super().__init__()
+            self.told = []
+
+        def observe(self, *what):
+            self.told.append((what[0].id, *what[1:]))
+
+    prompts = Told()
+    sampler, _ = sampler_for(by_number([RIGHT, MIXED, WRONG, CRASH]), prompts, dynamic=dynamic, surplus="drop")
+    sampler.fill(3)
+    sampler.fill(3)
+    right = {"p0": len(RIGHT), "p1": sum(text == "right" for text in MIXED), "p2": 0}
+    assert {f"p{n}" for n in (0, 1, 2)} <= {name for name, *_ in prompts.told}
+    for name, correct, samples, signal in prompts.told:
+        kind = f"p{int(name[1:]) % 4}"
+        assert (correct, samples, signal) == (right[kind], len(MIXED), kind == "p1")

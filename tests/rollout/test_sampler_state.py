@@ -43,7 +43,7 @@ def samples(draw):
     return Trajectory(ids, logps, text, draw(st.sampled_from(["stop", "length"])), versions, mask)
 
 
-def request(draw, prompt):
+def request(draw, prompt, version=0):
     return Request(f"draw-{draw}", prompt.token_ids, 3, SamplingParams(max_new_tokens=LONGEST), seed=draw)
 
 

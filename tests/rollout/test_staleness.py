@@ -181,7 +181,7 @@ class FirstTokenVerifier:
 PARAMS = SamplingParams(max_new_tokens=12)
 
 
-def request(draw, prompt):
+def request(draw, prompt, version=0):
     return Request(f"draw-{draw}", prompt.token_ids, 4, PARAMS, derive_seed(0, prompt.id, draw))
 
 

@@ -1,6 +1,7 @@
 """The numbers of a step that follow from its updates."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from support import make_prompt, make_sample
@@ -56,6 +57,37 @@ def test_the_lengths_are_those_of_every_sampled_response():
     assert metrics["response_length/max"] == 7
     assert metrics["response_length/clip_ratio"] == 0.25
     assert metrics["acc/mean"] == 0.25
+
+
+def test_each_source_of_a_list_has_its_accuracy_kept_share_and_tokens():
+    right, wrong = Verdict(1.0, True, "correct"), Verdict(-1.0, False, "wrong")
+    failed = Verdict(0.0, False, "timeout")
+
+    def group(draw, origin, *verdicts):
+        return Group(draw, replace(make_prompt(f"p{draw}"), origin=origin), (make_sample(2), make_sample(3)), verdicts)
+
+    kept, filled, dropped = group(0, "a", right, wrong), group(1, "a", right, right), group(2, "a", wrong, wrong)
+    broken, surplus = group(3, "b", right, failed), group(4, "b", wrong, right)
+    carried = group(5, "b", wrong, right)  # judged in an earlier step
+    later = group(6, "c", wrong, right)  # judged now, and carried to the next
+    config = Config.build({"sampling.group_size": 2, "sampling.prompts_per_step": 1})
+    fill = SampledBatch(
+        (kept, filled, carried),
+        ((dropped, "all_wrong"), (broken, "verifier_error"), (surplus, "surplus")),
+        (kept, filled, dropped, broken, surplus, later),
+        filled_up=frozenset({1}),
+    )
+    rewards = shaped_rewards([*fill.sampled, carried], config)
+    metrics = step_metrics(fill, make_batch(fill.kept, config, rewards=rewards), [], rewards)
+    shown = {name.removeprefix("data/"): value for name, value in metrics.items() if name.startswith("data/")}
+    assert math.isnan(shown.pop("c/kept_share"))
+    assert shown == {
+        **{"a/accuracy": 3 / 6, "a/kept_share": 1 / 3, "a/tokens": 15},
+        **{"b/accuracy": 2 / 3, "b/kept_share": 2 / 3, "b/tokens": 10},
+        **{"c/accuracy": 1 / 2, "c/tokens": 5},
+    }
+    plain = SampledBatch((replace(kept, prompt=make_prompt("p")),), (), (replace(kept, prompt=make_prompt("p")),))
+    assert not any(name.startswith("data/") for name in step_metrics(plain, Batch(()), [], rewards))
 
 
 def test_each_reward_function_has_its_curve_and_what_it_logs_is_averaged():

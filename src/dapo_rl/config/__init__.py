@@ -21,6 +21,7 @@ from dapo_rl.config.sections import (
     TeacherSettings,
     TrainSettings,
     WeightedVerifier,
+    Window,
 )
 from dapo_rl.config.sources import Sources, SourceSettings, entries_of, labels_of, source_name, weights_of
 
@@ -43,6 +44,7 @@ __all__ = [
     "TeacherSettings",
     "TrainSettings",
     "WeightedVerifier",
+    "Window",
     "entries_of",
     "known_keys",
     "labels_of",

@@ -35,6 +35,7 @@ def conflicts(config: RunSettings) -> Iterator[str]:
         _data,
         _reward,
         _sampling,
+        _length_stages,
         _overlong,
         _training,
     ):
@@ -210,6 +211,8 @@ def _data(config: RunSettings) -> Iterator[str]:
             f"data.chat_template_kwargs: {', '.join(map(str, arguments))} with data.chat_template=never, which applies "
             "no template; set data.chat_template=always, or leave them out"
         )
+    if (window := config.data.pass_rate) is not None and not 0 <= window[0] <= window[1] <= 1:
+        yield f"data.pass_rate: {list(window)} is not within [0, 1], in order; for example [0.1, 0.9]"
 
 
 def _reward(config: RunSettings) -> Iterator[str]:
@@ -242,6 +245,30 @@ def _sampling(config: RunSettings) -> Iterator[str]:
         )
     if sampling.dynamic_batch and not sampling.dynamic:
         yield "sampling.dynamic_batch: needs the filter of sampling.dynamic; set sampling.dynamic=true"
+
+
+def _length_stages(config: RunSettings) -> Iterator[str]:
+    sampling, overlong = config.sampling, config.overlong
+    if not (stages := sampling.length_stages):
+        return
+    key, lowest = "sampling.length_stages", min(stages.values())
+    if 0 not in stages:
+        yield f"{key}: no stage starts at step 0; for example {{0: {lowest}, {min(stages)}: {stages[min(stages)]}}}"
+    if max(stages.values()) != sampling.max_new_tokens:
+        yield (
+            f"{key}: the longest stage, {max(stages.values())}, is not sampling.max_new_tokens "
+            f"{sampling.max_new_tokens}, for which memory is planned; set both to the same"
+        )
+    if config.env.given:
+        yield f"{key}: episodes with an environment have one limit; leave it out, or set env.max_turn_tokens"
+    limit, cache = config.overlong_limits(lowest)
+    if overlong.shape != "off" and (limit > lowest or (overlong.shape == "linear" and limit == lowest)):
+        yield f"overlong.max_length: {limit} is not reached in the stage of {lowest} tokens; leave it out, or lower it"
+    if overlong.shape == "soft" and (cache >= limit):
+        yield (
+            f"overlong.cache_length: {cache} is not below the limit of the stage of {lowest} tokens; leave it out, "
+            "which is a fifth of each stage"
+        )
 
 
 def _overlong(config: RunSettings) -> Iterator[str]:

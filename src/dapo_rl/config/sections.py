@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -63,6 +63,9 @@ class ModelSettings(Section):
         return value
 
 
+Window = tuple[float, float]
+
+
 class DataSettings(Section):
     train: Sources = "arithmetic"
     """A .jsonl or .parquet file, a hub data set, `reasoning_gym:NAME` or `arithmetic`; {source: …} adds parameters. Or
@@ -81,6 +84,11 @@ class DataSettings(Section):
     """Arguments of the chat template, such as `{enable_thinking: false}` for Qwen3."""
     max_prompt_tokens: int = Field(1024, ge=1)
     """Longer prompts are dropped and counted."""
+    pass_rate: Window | None = None
+    """Trains only on prompts whose pass rate is in this window, such as `[0.1, 0.9]`: a column of `data.train`, as
+    `dapo eval --scores` writes it."""
+    pass_rate_key: str = "pass_rate"
+    """Column with the pass rate (dots address nested fields): a number from 0 to 1, or a text such as `3/8`."""
 
     @field_validator("train", "eval", mode="before")
     @classmethod
@@ -241,6 +249,9 @@ class SamplingSettings(Section):
     """Samples per prompt (G)."""
     max_new_tokens: int = Field(1024, ge=1)
     """Maximum length of a response; a longer one is truncated (finish reason `length`)."""
+    length_stages: dict[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=1)]] = Field({})
+    """Lower limits at first, by the number of complete steps: `{0: 4096, 200: 8192}` allows 4096 tokens, and 8192 after
+    200 steps. The last is max_new_tokens."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; log-probabilities in the loss are computed at the same temperature."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -283,6 +294,11 @@ class SamplingSettings(Section):
     selection: Literal["uniform", "informative"] = "uniform"
     """`informative`: a curriculum that prefers prompts whose groups are predicted to be neither all right nor all
     wrong."""
+    replay_hard: float = Field(0.0, ge=0, lt=1)
+    """Share of the draws, besides the order of the epoch, that replays prompts that were seldom solved so far; 0 is
+    off."""
+    replay_pass_rate: float = Field(0.25, gt=0, le=1)
+    """Highest pass rate of a prompt that is replayed."""
     max_batch: int | None = Field(None, ge=1)
     """Maximum number of sequences that the engine generates at once; by default 1024, `hf` 256."""
     kv_memory_gib: float | None = Field(None, gt=0)
@@ -294,6 +310,11 @@ class SamplingSettings(Section):
         """The settings that exclude tokens from sampling, with their values."""
         off = {"top_p": 1, "top_k": 0, "min_p": 0}
         return {name: value for name in off if (value := getattr(self, name)) != off[name]}
+
+    def longest_response(self, steps: int) -> int:
+        """The length limit of groups that start after so many steps."""
+        begun = [step for step in self.length_stages if step <= steps]
+        return self.length_stages[max(begun)] if begun else self.max_new_tokens
 
 
 class AlgoSettings(Section):

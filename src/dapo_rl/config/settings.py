@@ -63,8 +63,12 @@ class RunSettings(Section):
 
     @property
     def overlong_cache_length(self) -> int:
-        cache = self.overlong.cache_length
-        return self.overlong_max_length // 5 if cache is None else cache
+        return self.overlong_limits(self.sampling.max_new_tokens)[1]
+
+    def overlong_limits(self, longest: int) -> tuple[int, int]:
+        """`overlong.max_length` and `cache_length` of a group whose responses may have `longest` tokens."""
+        limit, cache = self.overlong.max_length or longest, self.overlong.cache_length
+        return limit, limit // 5 if cache is None else cache
 
     @property
     def masking(self) -> Masking:

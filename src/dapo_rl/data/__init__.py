@@ -3,6 +3,7 @@
 from dapo_rl.data.build import held_out_prompts, stream_of, training_prompts
 from dapo_rl.data.lazy import LazyStream
 from dapo_rl.data.prompts import PromptSet, build_prompts, copies, once_each
+from dapo_rl.data.replay import ReplayStream
 from dapo_rl.data.rows import BadRow, Row, Rows
 from dapo_rl.data.selection import SelectedStream
 from dapo_rl.data.sources import load_rows
@@ -14,6 +15,7 @@ __all__ = [
     "MixedStream",
     "PromptSet",
     "PromptStream",
+    "ReplayStream",
     "Row",
     "Rows",
     "SelectedStream",

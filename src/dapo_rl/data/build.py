@@ -32,14 +32,16 @@ def training_prompts(
     parts = tuple(replace(of(rows), weight=weight) for rows, weight in zip(opened, weights, strict=True))
     prompts, bad = [p for part in parts for p in part.prompts], [row for part in parts for row in part.bad]
     count, too_long = sum(part.rows for part in parts), sum(part.too_long for part in parts)
-    return PromptSet("data.train", count, prompts, too_long, settings.max_prompt_tokens, bad, parts=parts)
+    outside, limit = sum(part.outside for part in parts), settings.max_prompt_tokens
+    window = settings.pass_rate
+    return PromptSet("data.train", count, prompts, too_long, limit, bad, parts=parts, outside=outside, window=window)
 
 
 def held_out_prompts(
     source: Source, tokenizer: Tokenizer, settings: DataSettings, needs_answer: bool, most: int | None
 ) -> PromptSet:
     """All prompts of `data.eval`; of a stream, the first `most`."""
-    rows = open_rows(source, key="data.eval")
+    rows, settings = open_rows(source, key="data.eval"), settings.model_copy(update={"pass_rate": None})
     if not isinstance(rows, RowStream):
         return build_prompts(rows, tokenizer, settings, needs_answer)
     if most is None:

@@ -15,9 +15,10 @@ from typing import Any
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import one_line, shown
 from dapo_rl.base.saved import Count, Saved, parse_state
-from dapo_rl.data.prompts import PromptBuilder, PromptSet, nothing_left
+from dapo_rl.data.pass_rate import check_scored
+from dapo_rl.data.prompts import PromptBuilder, PromptSet, Unfit, nothing_left, prompt_set
 from dapo_rl.data.rows import BadRow, MediaError, Row, RowStream
-from dapo_rl.data.stream import REMEDY, Stream, type_name
+from dapo_rl.data.stream import REMEDY, Stream, refuse_wrapped, type_name
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
 
@@ -34,6 +35,7 @@ class SavedLazyStream(Saved):
     prompts: Count
     too_long: Count
     bad: Count
+    outside: Count = 0
     front: list[str]
     unfinished: list[str]
 
@@ -47,12 +49,12 @@ class LazyStream(Stream):
         """Called with lines for the user."""
         self._rows, self._builder = rows, builder
         self._reading = rows.open()
-        self._ahead: deque[tuple[Row | BadRow, Prompt | BadRow | None]] = deque()
-        """Rows that were read and not yet used, with their prompt, the reason why they have none, or None: too long."""
+        self._ahead: deque[tuple[Row | BadRow, Prompt | BadRow | Unfit]] = deque()
+        """Rows that were read and not yet used, with their prompt, or the reason why they have none."""
         self._found: dict[str, Prompt] = {}
         """The prompts of unfinished groups, after `load`."""
         self._epoch, self._used, self._digest = 0, 0, ""
-        self._prompts, self._too_long, self._bad = 0, 0, 0
+        self._prompts = self._too_long = self._outside = self._bad = 0
         self._unusable = 0
 
     @property
@@ -61,7 +63,9 @@ class LazyStream(Stream):
         return float(self._epoch)
 
     def counts(self) -> dict[str, int]:
-        return {"train_prompts": self._prompts, "too_long": self._too_long, "bad_rows": self._bad}
+        counts = {"train_prompts": self._prompts, "too_long": self._too_long, "bad_rows": self._bad}
+        has_window = self._builder.settings.pass_rate is not None
+        return counts | {"outside_pass_rate": self._outside} if has_window else counts
 
     def watch(self, check: Callable[[Prompt], None], note: Callable[[str], None]) -> None:
         self.check, self.note = check, note
@@ -75,11 +79,12 @@ class LazyStream(Stream):
             prompts += isinstance(made_of_row, Prompt)
         made = [each for _, each in self._ahead]
         bad = [each for each in made if isinstance(each, BadRow)]
-        too_long, limit = made.count(None), self._builder.settings.max_prompt_tokens
+        unfit, settings = [each for each in made if isinstance(each, str)], self._builder.settings
         if not prompts:
-            raise UserError(nothing_left(self._rows, len(made), bad, too_long, limit))
+            check_scored(self._rows.key, self._rows.source, [row for row, _ in self._ahead], settings)
+            raise UserError(nothing_left(self._rows, bad, unfit, settings))
         found = [each for each in made if isinstance(each, Prompt)]
-        return PromptSet(self._rows.key, len(made), found, too_long, limit, bad, self)
+        return prompt_set(self._rows.key, found, bad, unfit, settings, stream=self)
 
     def _next_prompt(self) -> Prompt:
         while True:
@@ -113,11 +118,13 @@ class LazyStream(Stream):
             "prompts": self._prompts,
             "too_long": self._too_long,
             "bad": self._bad,
+            "outside": self._outside,
             "front": [prompt.id for prompt in self._front],
             "unfinished": list(unfinished),
         }
 
     def restore(self, written: Any) -> None:
+        refuse_wrapped(written)
         if isinstance(written, dict) and "fingerprint" in written:
             raise UserError(
                 f"{self._rows.key} is a stream, but the checkpoint was written with data of known length; {REMEDY}"
@@ -129,6 +136,7 @@ class LazyStream(Stream):
         self._front = deque(found[name] for name in state.front)
         self._epoch, self._unusable = state.epoch, 0
         self._prompts, self._too_long, self._bad = state.prompts, state.too_long, state.bad
+        self._outside = state.outside
 
     def _rewind(self) -> None:
         if self._rows.repeats:
@@ -188,16 +196,23 @@ class LazyStream(Stream):
         written = json.dumps([self._digest, row.number, content], default=type_name, skipkeys=True)
         self._digest = hashlib.sha256(written.encode()).hexdigest()[:16]
 
-    def _drop(self, bad: BadRow | None) -> None:
-        first = not (self._too_long if bad is None else self._bad)
-        limit = self._builder.settings.max_prompt_tokens
-        self._too_long, self._bad = self._too_long + (bad is None), self._bad + (bad is not None)
-        why = f"a prompt over data.max_prompt_tokens {limit} dropped" if bad is None else f"skipped {bad}"
+    def _drop(self, why: BadRow | Unfit) -> None:
+        settings = self._builder.settings
+        if why == "outside":
+            self._outside += 1
+            said = "a prompt outside data.pass_rate dropped"
+        elif why == "too_long":
+            self._too_long += 1
+            said = f"a prompt over data.max_prompt_tokens {settings.max_prompt_tokens} dropped"
+        else:
+            self._bad += 1
+            said = f"skipped {why}"
+        first = {"outside": self._outside, "too_long": self._too_long}.get(str(why), self._bad) == 1
         if first:
-            self.note(f"{self._rows.key}: {why}; summary.json counts all of them")
+            self.note(f"{self._rows.key}: {said}; summary.json counts all of them")
         self._unusable += 1
         if self._unusable >= MOST_UNUSABLE:
-            raise UserError(f"{self._rows.key}: {MOST_UNUSABLE:,} rows in succession give no prompt; the last: {why}")
+            raise UserError(f"{self._rows.key}: {MOST_UNUSABLE:,} rows in succession give no prompt; the last: {said}")
 
     def _start_again(self) -> None:
         read = counted(self._used, "row")

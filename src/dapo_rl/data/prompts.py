@@ -10,14 +10,16 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from dapo_rl.base.format import counted
-from dapo_rl.config import DataSettings
+from dapo_rl.config import DataSettings, Window
 from dapo_rl.data.chat import Messages, PromptReader, Reading, Tokenizer
+from dapo_rl.data.columns import MISSING, column
 from dapo_rl.data.ground_truth import answer_text, decoded
+from dapo_rl.data.pass_rate import check_scored, is_outside, window_text
 from dapo_rl.data.rows import BadRow, BadRowError, Row, Rows, RowStream
 from dapo_rl.data.stream import Stream
 from dapo_rl.errors import UserError
@@ -26,7 +28,8 @@ from dapo_rl.types import Prompt
 PROMPT_KEYS = ("prompt", "question", "problem")
 ANSWER_KEYS = ("reward_model.ground_truth", "answer", "solution", "ground_truth")
 LINES_OF_REPORT = 10
-MISSING = object()
+Unfit = Literal["too_long", "outside"]
+"""Why a row that can be used gives no prompt: its length, or its pass rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,10 @@ class PromptSet:
     """The entries of a list with weights, in its order. The prompts above are those of all of them."""
     weight: float = 1.0
     """The share of the draws that an entry gets, relative to the other weights."""
+    outside: int = 0
+    """Rows whose pass rate is outside the window."""
+    window: Window | None = None
+    """The pass rates of the prompts that are used; None: all."""
 
     @property
     def is_stream(self) -> bool:
@@ -57,7 +64,8 @@ class PromptSet:
             return {name: sum(counts[name] for counts in each) for name in each[0]}
         if self.stream is not None:
             return self.stream.counts()
-        return {"train_prompts": len(self.prompts), "too_long": self.too_long, "bad_rows": len(self.bad)}
+        counts = {"train_prompts": len(self.prompts), "too_long": self.too_long, "bad_rows": len(self.bad)}
+        return counts if self.window is None else counts | {"outside_pass_rate": self.outside}
 
     def report(self) -> str | None:
         """The rows that were left out, and why, for the user; None if every row was used."""
@@ -65,16 +73,23 @@ class PromptSet:
             return "\n".join(filter(None, (part.report() for part in self.parts))) or None
         if self.stream is not None:
             return f"{self.key}: a stream without a length: its rows are read as needed, in their order, unshuffled"
-        if not self.bad and not self.too_long:
+        if not self.bad and not self.too_long and self.window is None:
             return None
         parts = []
+        if self.window is not None:
+            parts.append(
+                f"{self.rows - len(self.bad) - self.outside} of {counted(self.rows - len(self.bad), 'prompt')} with a "
+                f"pass rate in data.pass_rate {window_text(self.window)}"
+            )
         if self.bad:
             parts.append(f"{len(self.bad)} of {counted(self.rows, 'row')} skipped")
         if self.too_long:
             parts.append(
                 f"{counted(self.too_long, 'prompt')} over data.max_prompt_tokens {self.max_prompt_tokens} dropped"
             )
-        lines = [f"{self.key}: {', '.join(parts)}", *(f"  {bad}" for bad in self.bad[:LINES_OF_REPORT])]
+        origins = {prompt.origin for prompt in self.prompts}
+        own = f"{origins.pop()}: " if self.window is not None and len(origins) == 1 and "" not in origins else ""
+        lines = [f"{self.key}: {own}{', '.join(parts)}", *(f"  {bad}" for bad in self.bad[:LINES_OF_REPORT])]
         if len(self.bad) > LINES_OF_REPORT:
             lines.append(f"  and {len(self.bad) - LINES_OF_REPORT} more")
         return "\n".join(lines)
@@ -86,18 +101,35 @@ def build_prompts(rows: Rows, tokenizer: Tokenizer, settings: DataSettings, need
     If the verifier compares with a ground truth (`needs_answer`), a row without one is a bad row.
     """
     reader = PromptReader(tokenizer, settings, rows.key)
+    for origin in rows.origins or ("",):
+        check_scored(rows.key, origin or rows.source, [row for row in rows.good if row.origin == origin], settings)
     built = PromptBuilder(reader, rows.source, settings, needs_answer).build(rows.good)
     prompts = [each for each in built if isinstance(each, Prompt)]
     bad = [*rows.bad, *(each for each in built if isinstance(each, BadRow))]
-    too_long = built.count(None)
+    unfit = [(row.origin, made) for row, made in zip(rows.good, built, strict=True) if isinstance(made, str)]
     order = {origin: at for at, origin in enumerate(rows.origins)}
     bad.sort(key=lambda row: (order.get(row.origin, 0), row.number))
-    total = len(rows.good) + len(rows.bad)
     if not prompts:
-        raise UserError(nothing_left(rows, total, bad, too_long, settings.max_prompt_tokens))
+        raise UserError(nothing_left(rows, bad, [why for _, why in unfit], settings))
     if empty := next((origin for origin in rows.origins if not any(p.origin == origin for p in prompts)), None):
-        raise UserError(_nothing_of(empty, rows, bad, settings.max_prompt_tokens))
-    return PromptSet(rows.key, total, prompts, too_long, settings.max_prompt_tokens, bad)
+        own = [row for row in bad if row.origin == empty]
+        raise UserError(
+            nothing_left(replace(rows, source=empty), own, [why for origin, why in unfit if origin == empty], settings)
+        )
+    return prompt_set(rows.key, prompts, bad, [why for _, why in unfit], settings)
+
+
+def prompt_set(
+    key: str,
+    prompts: list[Prompt],
+    bad: list[BadRow],
+    unfit: Sequence[Unfit],
+    settings: DataSettings,
+    stream: Stream | None = None,
+) -> PromptSet:
+    total, too_long, outside = len(prompts) + len(bad) + len(unfit), unfit.count("too_long"), unfit.count("outside")
+    limit, window = settings.max_prompt_tokens, settings.pass_rate
+    return PromptSet(key, total, prompts, too_long, limit, bad, stream, outside=outside, window=window)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,23 +141,23 @@ class PromptBuilder:
     settings: DataSettings
     needs_answer: bool
 
-    def build(self, rows: Sequence[Row | BadRow]) -> list[Prompt | BadRow | None]:
-        """The prompt of each row; None if it is too long, and a BadRow if the row cannot be used."""
+    def build(self, rows: Sequence[Row | BadRow]) -> list[Prompt | BadRow | Unfit]:
+        """The prompt of each row, or why it has none."""
         given = [self._given(row) for row in rows]
         readings = iter(self.reader.read([each[2] for each in given if isinstance(each, tuple)]))
         return [self._prompt(*each[:2], next(readings)) if isinstance(each, tuple) else each for each in given]
 
-    def _given(self, row: Row | BadRow) -> tuple[Row, str, str | Messages] | BadRow:
+    def _given(self, row: Row | BadRow) -> tuple[Row, str, str | Messages] | BadRow | Unfit:
         """The row with the name and the content of its prompt's column."""
         if isinstance(row, BadRow):
             return row
         try:
             name, value = _prompt_column(row.columns, self.settings.prompt_key)
-            return row, name, _text_or_messages(name, value)
+            return "outside" if is_outside(row, self.settings) else (row, name, _text_or_messages(name, value))
         except BadRowError as error:
             return row.bad(error)
 
-    def _prompt(self, row: Row, name: str, reading: Reading | BadRowError) -> Prompt | BadRow | None:
+    def _prompt(self, row: Row, name: str, reading: Reading | BadRowError) -> Prompt | BadRow | Unfit:
         try:
             if isinstance(reading, BadRowError):
                 raise reading
@@ -136,7 +168,7 @@ class PromptBuilder:
         except BadRowError as error:
             return row.bad(error)
         if len(reading.token_ids) > self.settings.max_prompt_tokens:
-            return None
+            return "too_long"
         return Prompt(
             id=row.id,
             text=reading.text,
@@ -177,22 +209,10 @@ def _without_copies(prompts: list[Prompt]) -> list[Prompt]:
 
 def _prompt_column(columns: Mapping[str, Any], key: str) -> tuple[str, Any]:
     for name in PROMPT_KEYS if key == "prompt" else (key,):
-        value = _column(columns, name)
+        value = column(columns, name)
         if value is not MISSING and value is not None:
             return name, value
     raise BadRowError(f"no {key!r} column; it has {', '.join(columns) or 'no column at all'}")
-
-
-def _column(columns: Mapping[str, Any], key: str) -> Any:
-    """The column of that name, or the nested field that a dotted name addresses."""
-    if key in columns:
-        return columns[key]
-    value: Any = columns
-    for part in key.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return MISSING
-        value = value[part]
-    return value
 
 
 def _text_or_messages(name: str, value: Any) -> str | Messages:
@@ -225,33 +245,29 @@ def _message(what: str, value: Any) -> Mapping[str, str]:
 
 def _answer(columns: Mapping[str, Any], key: str | None) -> str | None:
     if key is not None:
-        value = _column(columns, key)
+        value = column(columns, key)
         if value is MISSING:
             raise BadRowError(f"no {key!r} column (data.answer_key); it has {', '.join(columns)}")
         return answer_text(value)
     for name in ANSWER_KEYS:
-        value = _column(columns, name)
+        value = column(columns, name)
         if value is not MISSING and value is not None:
             return answer_text(value)
     return None
 
 
-def _nothing_of(origin: str, rows: Rows, bad: list[BadRow], limit: int) -> str:
-    """Why an entry of a list gives no prompt."""
-    own = [row for row in bad if row.origin == origin]
-    total = sum(row.origin == origin for row in rows.good) + sum(row.origin == origin for row in rows.bad)
-    return nothing_left(replace(rows, source=origin), total, own, total - len(own), limit)
-
-
-def nothing_left(rows: Rows | RowStream, total: int, bad: list[BadRow], too_long: int, limit: int) -> str:
+def nothing_left(rows: Rows | RowStream, bad: list[BadRow], unfit: Sequence[Unfit], settings: DataSettings) -> str:
+    """Why a source gives no prompt."""
     what = f"{rows.key}: {rows.source}" if rows.source else rows.key
-    if not total:
+    if not (total := len(bad) + len(unfit)):
         return f"{what}: no rows"
     reasons = []
-    if too_long:
-        reasons.append(
-            f"{counted(too_long, 'prompt')} {'is' if too_long == 1 else 'are'} over data.max_prompt_tokens {limit}"
-        )
+    if settings.pass_rate is not None and (outside := unfit.count("outside")):
+        rates = f"{counted(outside, 'prompt')} {'has a pass rate' if outside == 1 else 'have pass rates'}"
+        reasons.append(f"{rates} outside data.pass_rate {window_text(settings.pass_rate)}, which can be widened")
+    if too_long := unfit.count("too_long"):
+        is_over = f"{counted(too_long, 'prompt')} {'is' if too_long == 1 else 'are'} over"
+        reasons.append(f"{is_over} data.max_prompt_tokens {settings.max_prompt_tokens}")
     if bad:
         first = "; ".join(str(row) for row in bad[:3])
         reasons.append(

@@ -2,8 +2,9 @@
 
 Prompts come in the order of the stream, and each is taken with a probability that grows with its predicted chance. One
 that is passed over returns in the next epoch. The prediction is the prompt's own history, if it has been sampled, and
-otherwise the recent share of informative groups among prompts of its data source and about its length. The training
-distribution shifts towards these prompts; their samples are not weighted.
+otherwise the recent share of informative groups among prompts of its data source and about its length, which is that
+of all prompts until some have been seen. The training distribution shifts towards these prompts; their samples are not
+weighted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from dapo_rl.base.saved import Count, Finite, Saved, parse_state
-from dapo_rl.data.stream import REMEDY, Stream
+from dapo_rl.data.stream import REMEDY, Stream, refuse_wrapped
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
 
@@ -22,12 +23,14 @@ FLOOR = 0.1
 """Every prompt is taken with at least this probability, so the policy's progress on it is noticed."""
 SHARPNESS = 2.0
 """How much less likely a prompt with half the chance is to be taken: 2 ** -SHARPNESS."""
-MEMORY = 256.0
-"""Groups after which what was seen of a kind of prompts has faded to 1 / e."""
-OWN_MEMORY = 2048.0
+MEMORY = 16.0
+"""Batches of groups after which what was seen of a kind of prompts has faded to 1 / e."""
+OWN_MEMORY = 128.0
 """The same for a prompt's own history, which is sparse."""
-OPTIMISM = 2.0
-"""Informative groups that every kind of prompts is credited with."""
+PRIOR = 2.0
+"""The weight of the rate of all prompts in that of one kind, in groups."""
+ALL = ""
+"""The kind of all prompts."""
 
 
 class SavedSelection(Saved):
@@ -39,11 +42,19 @@ class SavedSelection(Saved):
     kinds: dict[str, list[Finite]]
     prompts: dict[str, list[Finite]]
 
+    def contradictions(self) -> Iterable[tuple[str, bool]]:
+        entries = [*self.kinds.values(), *self.prompts.values()]
+        yield "kinds or prompts", any(len(entry) != 3 or not 0 <= entry[0] <= entry[1] for entry in entries)
+        yield "usual", len(self.usual) != 2 or min(self.usual) < 0
+
 
 class SelectedStream(Stream):
-    def __init__(self, stream: Stream, seed: int, group_size: int) -> None:
+    def __init__(self, stream: Stream, seed: int, group_size: int, batch: int) -> None:
+        """`batch`, the number of groups that a step trains on, is the unit of memories: the policy changes from step to
+        step."""
         super().__init__()
         self._stream, self._seed, self._size = stream, seed, group_size
+        self._memory, self._own_memory = MEMORY * batch, OWN_MEMORY * batch
         self._candidates = self._groups = 0
         self._usual = [0.0, 0.0]
         """Sums of the chances of recent candidates, and of their squares."""
@@ -66,15 +77,17 @@ class SelectedStream(Stream):
     def _probability(self, prompt: Prompt) -> float:
         """How likely a candidate is taken: its chance relative to that of the usual informative group."""
         chance = self.chance(prompt)
-        fade = 1 - 1 / MEMORY
+        fade = 1 - 1 / self._memory
         first, second = self._usual = [self._usual[0] * fade + chance, self._usual[1] * fade + chance * chance]
         return max(FLOOR, math.pow(min(1.0, chance * first / second), SHARPNESS))
 
     def chance(self, prompt: Prompt) -> float:
         """The predicted probability that a group of this prompt is informative."""
-        informative, seen, _ = self._faded(self._kinds.get(_kind(prompt)), MEMORY)
-        of_kind = (informative + OPTIMISM) / (seen + OPTIMISM)
-        right, samples, _ = self._faded(self._prompts.get(prompt.id), OWN_MEMORY)
+        informative, seen, _ = self._faded(self._kinds.get(ALL), self._memory)
+        of_all = (informative + 1) / (seen + 1)
+        informative, seen, _ = self._faded(self._kinds.get(_kind(prompt)), self._memory)
+        of_kind = (informative + PRIOR * of_all) / (seen + PRIOR)
+        right, samples, _ = self._faded(self._prompts.get(prompt.id), self._own_memory)
         groups = samples / self._size
         return (of_kind + groups * _mixed(right, samples - right, self._size)) / (1 + groups)
 
@@ -86,9 +99,13 @@ class SelectedStream(Stream):
 
     def observe(self, prompt: Prompt, right: int, samples: int, informative: bool) -> None:
         self._groups += 1
+        mixed = 0 < right < samples
+        # Where scores, truncation or a filter decide, the group counts as if correctness had decided the same.
+        as_right = right if informative == mixed else samples / 2 if informative else 0
         for entries, key, memory, new in (
-            (self._kinds, _kind(prompt), MEMORY, (informative, 1)),
-            (self._prompts, prompt.id, OWN_MEMORY, (right, samples)),
+            (self._kinds, ALL, self._memory, (informative, 1)),
+            (self._kinds, _kind(prompt), self._memory, (informative, 1)),
+            (self._prompts, prompt.id, self._own_memory, (as_right, samples)),
         ):
             first, second, _ = self._faded(entries.get(key), memory)
             entries[key] = [first + new[0], second + new[1], float(self._groups)]
@@ -118,11 +135,10 @@ class SelectedStream(Stream):
         }
 
     def restore(self, written: Any) -> None:
+        refuse_wrapped(written, "selected")
         if isinstance(written, dict) and "selected" not in written:
             raise UserError(f"sampling.selection was `uniform` when the checkpoint was written; {REMEDY}")
         state = parse_state(SavedSelection, written)
-        if {len(entry) for entries in (state.kinds, state.prompts) for entry in entries.values()} - {3}:
-            raise ValueError("kinds or prompts: not three numbers each")
         self._stream.restore(state.selected)
         self._front.clear()
         self._front.extend(map(self.find, state.front))

@@ -50,7 +50,8 @@ class Stream(ABC, Iterator[Prompt]):
         """Skips a prompt for a number of epochs after the current one."""
 
     def observe(self, prompt: Prompt, right: int, samples: int, informative: bool) -> None:
-        """Takes how many samples of a group were right, and whether the group passed the filter."""
+        """Takes how many samples of a group were right, and whether the group has a signal to train on. Groups on which
+        a verifier or an environment failed say nothing, and are not passed."""
 
     @abstractmethod
     def state(self, unfinished: Iterable[str] = ()) -> dict[str, Any]: ...
@@ -84,6 +85,14 @@ class Stream(ABC, Iterator[Prompt]):
         path = directory / FILE
         with restoring(path):
             self.restore(read_state(path))
+
+
+def refuse_wrapped(written: Any, *own: str) -> None:
+    """Raises a UserError for the state of a stream with a curriculum around it that this run does not have."""
+    settings = {"replayed": "sampling.replay_hard was above 0", "selected": "sampling.selection was `informative`"}
+    for key, what in settings.items():
+        if isinstance(written, dict) and key in written and key not in own:
+            raise UserError(f"{what} when the checkpoint was written; {REMEDY}")
 
 
 class SavedStream(Saved):
@@ -159,14 +168,13 @@ class PromptStream(Stream):
         }
 
     def restore(self, written: Any) -> None:
+        refuse_wrapped(written)
         if isinstance(written, dict) and "digest" in written:
             raise UserError(f"{self._what} has a known length, but the checkpoint was written with a stream; {REMEDY}")
         if isinstance(written, dict) and "sources" in written:
             raise UserError(
                 f"{self._what} has no weights, but the checkpoint was written with a list that has; {REMEDY}"
             )
-        if isinstance(written, dict) and "selected" in written:
-            raise UserError(f"sampling.selection was `informative` when the checkpoint was written; {REMEDY}")
         state = parse_state(SavedStream, written)
         self._check_same(state)
         if unknown := [name for name in state.front if name not in self._by_id]:
@@ -271,6 +279,7 @@ class MixedStream(Stream):
         return {"drawn": self._drawn, "sources": states, "front": front}
 
     def restore(self, written: Any) -> None:
+        refuse_wrapped(written)
         if isinstance(written, dict) and "sources" not in written:
             raise UserError(f"data.train is a list with weights, unlike in the checkpoint; {REMEDY}")
         state = parse_state(SavedMixture, written)

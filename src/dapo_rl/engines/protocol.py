@@ -26,6 +26,8 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     """Every response has exactly max_new_tokens tokens; for benchmarks."""
+    staged: bool = False
+    """Whether max_new_tokens changes in a run. Samples record it then."""
 
     @classmethod
     def of(cls, settings: SamplingSettings) -> SamplingParams:

@@ -23,6 +23,7 @@ The report has confidence intervals over problems, and with several models a pai
   dapo eval MODEL --data aime-2024.parquet --protocol aime2024
   dapo eval MODEL --data gsm8k-test.jsonl --protocol gsm8k
   dapo eval MODEL --data reasoning_gym:chain_sum data.eval.size=200
+  dapo eval MODEL --data train.parquet --k 8 --scores scored.parquet
   dapo eval tiny runs/mine env.name=guess env.max_turns=4 --k 4
 
 A model is a directory, a run directory, a hub name, or tiny. The others are compared with the first. Problems that a
@@ -64,6 +65,10 @@ def eval_command(
     out: Annotated[
         Path | None, typer.Option(help="Output directory; by default evals/NAME, named after the data and settings.")
     ] = None,
+    scores: Annotated[
+        Path | None,
+        typer.Option(help="Write the rows with the model's pass_rate to this .jsonl or .parquet file, to train on."),
+    ] = None,
     engine: Annotated[str | None, typer.Option(help="native, hf, vllm, module:Class or file.py:Class.")] = None,
     dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of the samples and of the bootstrap.")] = None,
@@ -93,7 +98,7 @@ def eval_command(
 
     stopped_by = _stop_on_sigterm()
     try:
-        report, directory = evaluate_models(plan, models, out)
+        report, directory = evaluate_models(plan, models, out, scores=scores)
     except KeyboardInterrupt:
         typer.echo("dapo: stopped; repeat the command to resume", err=True)
         raise typer.Exit(128 + (stopped_by[0] if stopped_by else signal.SIGINT)) from None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,14 +72,14 @@ def read_metrics(model: str, responses: ResponseFile) -> ModelMetrics:
     for samples in problems.values():
         for name, value in _metrics_of(samples, k).items():
             values.setdefault(name, []).append(value)
-    failed = [row for row in rows if _failed(row)]
+    failed = [row for row in rows if is_failed(row)]
     return ModelMetrics(
         model=model,
         k=k,
         prompt_ids=[samples[0]["prompt_id"] for samples in problems.values()],
         values=values,
         tokens=sum(row["tokens"] for row in rows),
-        graded=is_graded((row["correct"], row["score"]) for row in rows if not _failed(row)),
+        graded=is_graded((row["correct"], row["score"]) for row in rows if not is_failed(row)),
         statuses=dict(sorted(Counter(row["status"] for row in rows).items())),
         first_error=failed[0]["detail"] if failed else "",
     )
@@ -100,7 +100,7 @@ def compare(first: ModelMetrics, second: ModelMetrics, seed: int) -> list[dict[s
 
 
 def _metrics_of(samples: Sequence[dict[str, Any]], k: int) -> dict[str, float]:
-    judged = [row for row in samples if not _failed(row)]
+    judged = [row for row in samples if not is_failed(row)]
     correct = [row["correct"] for row in judged]
     return {
         f"avg@{k}": avg(correct),
@@ -112,7 +112,8 @@ def _metrics_of(samples: Sequence[dict[str, Any]], k: int) -> dict[str, float]:
     }
 
 
-def _failed(row: dict[str, Any]) -> bool:
+def is_failed(row: Mapping[str, Any]) -> bool:
+    """Whether the verifier failed on a sample."""
     return Verdict(0.0, False, row["status"]).failed
 
 

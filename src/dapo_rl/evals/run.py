@@ -31,6 +31,7 @@ from dapo_rl.evals.progress import EvalProgress
 from dapo_rl.evals.protocols import EvalPlan, fingerprint
 from dapo_rl.evals.responses import ResponseFile
 from dapo_rl.evals.sampling import answer
+from dapo_rl.evals.scores import check_scores, write_scores
 from dapo_rl.evals.vote import Voting
 from dapo_rl.models.load import (
     TINY,
@@ -66,9 +67,16 @@ class _Work:
 
 
 def evaluate_models(
-    plan: EvalPlan, models: Sequence[str], out: Path | None = None, progress: EvalProgress | None = None
+    plan: EvalPlan,
+    models: Sequence[str],
+    out: Path | None = None,
+    progress: EvalProgress | None = None,
+    scores: Path | None = None,
 ) -> tuple[dict[str, Any], Path]:
-    """Evaluates what is missing; returns the report, and the directory that contains it as `evaluation.json`."""
+    """Evaluates what is missing; returns the report, and the directory that contains it as `evaluation.json`. Writes
+    the rows with the model's pass rates to `scores`."""
+    if scores is not None:
+        check_scores(scores, models, plan.data)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     progress = progress or EvalProgress()
@@ -94,6 +102,9 @@ def evaluate_models(
                     f"{each.model}: the {judge} failed on {counted(each.verifier_errors, 'sample')}, left out; "
                     f"the first: {each.first_error}"
                 )
+        if scores is not None:
+            written = write_scores(scores, rows, ResponseFile(_home(out, models[0])))
+            progress.note(f"{scores}: {counted(written, 'row')} with pass_rate, for data.train with data.pass_rate")
         report = _report(plan, figures, settings, out)
         atomic_write(out / "evaluation.json", json.dumps(report, indent=2, allow_nan=False) + "\n")
     return report, out

@@ -37,7 +37,7 @@ def answer(
     of a second; it raises to end this. Of episodes with environments, about `at_a_time` are open.
     """
 
-    def request(index: int, prompt: Prompt) -> Request:
+    def request(index: int, prompt: Prompt, version: int) -> Request:
         return Request(f"eval-{index}", prompt.token_ids, samples, params, derive_seed(seed, "eval", prompt.id))
 
     judge = None if verifier is None else OneTurn(verifier)

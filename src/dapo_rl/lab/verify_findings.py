@@ -11,6 +11,7 @@ from typing import Literal
 from dapo_rl.base.quote import one_line
 from dapo_rl.config import Config
 from dapo_rl.data.chat import PromptReader
+from dapo_rl.data.pass_rate import window_text
 from dapo_rl.engines.stopping import stop_token_ids
 from dapo_rl.envs.python_tool import uncontained
 from dapo_rl.evals.metrics import is_graded
@@ -277,6 +278,13 @@ def _data(facts: Facts) -> Iterator[Advice]:
         what = f"{prompts.too_long} of {prompts.rows} prompts are over data.max_prompt_tokens "
         what += f"{prompts.max_prompt_tokens} and were dropped"
         yield Advice("warning" if share >= MANY else "note", what, "raise data.max_prompt_tokens to keep them")
+    if prompts.window is not None and not prompts.is_stream:
+        left = len(prompts.prompts) + prompts.too_long
+        what = f"data.pass_rate {window_text(prompts.window)} leaves {left} of {left + prompts.outside} prompts"
+        if left < facts.config.sampling.prompts_per_step:
+            yield Advice("warning", f"{what}, fewer than sampling.prompts_per_step", "widen data.pass_rate")
+        else:
+            yield Advice("note", what, "widen data.pass_rate to keep more")
     untold = [row for row in prompts.bad if row.why.startswith("no ground truth")]
     if untold:
         what = (

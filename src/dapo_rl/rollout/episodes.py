@@ -81,7 +81,7 @@ class Episodes:
         self,
         engine: Engine,
         judge: OneTurn | None,
-        request: Callable[[int, Prompt], Request],
+        request: Callable[[int, Prompt, int], Request],
         *,
         longest: int = 0,
         waits: bool = True,
@@ -140,8 +140,9 @@ class Episodes:
 
     def start(self, draw: int, prompt: Prompt) -> InFlightGroup:
         """Opens the episodes of a group."""
-        request = self.request(draw, prompt)
-        flight = self._held[draw] = InFlightGroup(draw, prompt, self._engine.version, request, [None] * request.count)
+        version = self._engine.version
+        request = self.request(draw, prompt, version)
+        flight = self._held[draw] = InFlightGroup(draw, prompt, version, request, [None] * request.count)
         if self.conversations is None:
             self.add(flight)
             self._engine.submit(flight.request)

@@ -8,6 +8,9 @@ from dapo_rl.engines.protocol import Completion, Request
 from dapo_rl.rollout.conversation import Conversation
 from dapo_rl.types import Group, Prompt, Trajectory, Verdict
 
+LIMIT = "max_new_tokens"
+"""The scalar of a sample with its length limit, if that changes in a run."""
+
 
 @dataclass(slots=True)
 class InFlightGroup:
@@ -55,6 +58,9 @@ class InFlightGroup:
         forks = tuple(fork for conversation in self.conversations for fork in conversation.forks)
         finished = (sample for sample in self.samples if sample is not None)
         samples = tuple(sample.replace(episode={}) if sample.episode else sample for sample in finished)
+        if self.request.params.staged:
+            limit = {LIMIT: float(self.request.params.max_new_tokens)}
+            samples = tuple(sample.replace(scalars=limit) for sample in samples)
         return Group(self.draw, self.prompt, samples, verdicts, forks)
 
     @property

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -26,11 +27,12 @@ from dapo_rl.engines.protocol import Engine, Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.envs import OneTurn
 from dapo_rl.errors import StopRequested, UserError
+from dapo_rl.outcomes import Outcome
 from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.batch_builder import Admission, BatchBuilder, FailedBatch, PausedBatch, SampledBatch, at_cap
 from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.rollout.episodes import Episodes, check_nothing
-from dapo_rl.rollout.group_filter import Grading, GroupFilter, outcome_of
+from dapo_rl.rollout.group_filter import Grading, GroupFilter, has_spread, outcome_of
 from dapo_rl.rollout.sampler_state import SamplerState
 from dapo_rl.rollout.saved_episodes import Restarted, SavedFlight
 from dapo_rl.rollout.staleness import Ahead, may_start
@@ -85,9 +87,11 @@ class Sampler:
         self._vocabulary = vocabulary
         self._next_draw = 0
 
-        def request(draw: int, prompt: Prompt) -> Request:  # a method would keep the sampler alive in a circle
-            own_seed = derive_seed(seed, prompt.id, draw)
-            return Request(f"draw-{draw}", prompt.token_ids, settings.group_size, params, own_seed)
+        def request(draw: int, prompt: Prompt, version: int) -> Request:  # a method would be a reference cycle
+            own_seed, own = derive_seed(seed, prompt.id, draw), params
+            if settings.length_stages:
+                own = replace(params, max_new_tokens=settings.longest_response(version), staged=True)
+            return Request(f"draw-{draw}", prompt.token_ids, settings.group_size, own, own_seed)
 
         self._episodes = Episodes(
             engine,
@@ -346,12 +350,19 @@ class Sampler:
                 builder.notes.append(note)
             outcome = outcome_of(group, self._settings, self._keep, self._grading, self._masking)
             self._acceptance.observe(group.prompt.data_source, outcome == "kept")
-            right = sum(verdict.correct for verdict in group.verdicts)
-            self._prompts.observe(group.prompt, right, len(group.verdicts), outcome == "kept")
+            self._tell_prompts(group, outcome)
             if outcome == "all_correct" and self._settings.skip_solved_epochs:
                 self._prompts.skip(group.prompt, self._settings.skip_solved_epochs)
             self._admission.add(group, outcome)
         builder.verify_seconds += time.perf_counter() - started
+
+    def _tell_prompts(self, group: Group, outcome: Outcome) -> None:
+        if outcome in ("verifier_error", "environment_error"):
+            return
+        right = sum(verdict.correct for verdict in group.verdicts)
+        # Without dynamic sampling, groups are kept whether they have a signal or not.
+        has_signal = outcome == "kept" and (self._settings.dynamic or has_spread(group.verdicts))
+        self._prompts.observe(group.prompt, right, len(group.verdicts), has_signal)
 
     def _settle(self, builder: BatchBuilder) -> None:
         """Ends a step: carries, requeues or drops what is left."""

@@ -39,7 +39,7 @@ from dapo_rl.types import FinishReason, Group, Prompt, Trajectory, Verdict
 
 FILE = "sampler.json"
 FindPrompt = Callable[[str], Prompt]
-FullRequest = Callable[[int, Prompt], Request]
+FullRequest = Callable[[int, Prompt, int], Request]
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,7 +304,7 @@ class _Flight(Saved):
 
     def restored(self, find: FindPrompt, request: FullRequest, tokens: Iterator[Trajectory]) -> SavedFlight:
         prompt = find(self.prompt)
-        whole = request(self.draw, prompt)
+        whole = request(self.draw, prompt, self.version)
         samples: list[Trajectory | None] = [None] * whole.count
         for index, reason in zip(self.arrived, self.finish_reasons, strict=True):
             samples[index] = next(tokens).replace(finish_reason=reason)

@@ -12,6 +12,7 @@ from dapo_rl.config import Config
 from dapo_rl.data import (
     PromptSet,
     PromptStream,
+    ReplayStream,
     SelectedStream,
     Stream,
     held_out_prompts,
@@ -42,6 +43,8 @@ def prompt_sets(
     sources = inputs.sources(config)
     train, source = training_prompts(sources["data.train"], *how), sources["data.eval"]
     held_out = None if source is None else held_out_prompts(source, *how, config.eval.prompts)
+    if config.sampling.length_stages and inputs.has_environment(config):
+        raise UserError("sampling.length_stages: episodes with an environment have one limit; leave it out")
     if train.is_stream and config.sampling.skip_solved_epochs:
         raise UserError(
             "sampling.skip_solved_epochs: a stream without a length has no epochs to leave a prompt out of; set it to "
@@ -56,8 +59,11 @@ def build_stream(config: Config, prompts: PromptSet, model: Any, display: Displa
     stream = stream_of(prompts, config.seed)
     if not isinstance(stream, PromptStream):
         stream.watch(lambda prompt: check_vocabulary(model, int(prompt.token_ids.max())), display.note)
-    if config.sampling.selection == "informative":
-        return SelectedStream(stream, config.seed, config.sampling.group_size)
+    sampling = config.sampling
+    if sampling.selection == "informative":
+        stream = SelectedStream(stream, config.seed, sampling.group_size, sampling.prompts_per_step)
+    if sampling.replay_hard:
+        stream = ReplayStream(stream, config.seed, sampling.replay_hard, sampling.replay_pass_rate)
     return stream
 
 

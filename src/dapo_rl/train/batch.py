@@ -10,6 +10,7 @@ from torch import Tensor
 
 from dapo_rl.config import Config
 from dapo_rl.objectives.overlong import overlong_reward_shaping, soft_overlong_punishment
+from dapo_rl.rollout.in_flight import LIMIT
 from dapo_rl.train.custom import Advantages
 from dapo_rl.train.off_policy import without_stale_tokens
 from dapo_rl.train.turns import with_turn_advantages
@@ -118,9 +119,10 @@ def shaped_rewards(groups: Iterable[Group], config: Config) -> dict[int, Tensor]
 def _shaped(group: Group, config: Config) -> Tensor:
     scores = torch.tensor([v.score for v in group.verdicts])
     lengths = torch.tensor(group.lengths)
-    shape, limit = config.overlong.shape, config.overlong_max_length
+    longest = group.samples[0].scalars.get(LIMIT, config.sampling.max_new_tokens)
+    shape, (limit, cache_length) = config.overlong.shape, config.overlong_limits(int(longest))
     if shape == "soft":
-        return scores + soft_overlong_punishment(lengths, limit, config.overlong_cache_length, config.overlong.factor)
+        return scores + soft_overlong_punishment(lengths, limit, cache_length, config.overlong.factor)
     if shape == "linear":
         return overlong_reward_shaping(scores, lengths, limit, config.overlong.factor)
     return scores

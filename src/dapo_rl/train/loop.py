@@ -340,10 +340,11 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
 
     ended = time.perf_counter()
     seconds = fill.earlier_seconds + ended - started
-    updates = [update.metrics for update in done.policy if update.metrics]
+    updates, stages = [update.metrics for update in done.policy if update.metrics], config.sampling.length_stages
     metrics = step_metrics(fill, batch, updates, rewards, mismatch) | {
         **batch.metrics,
         **mean_of([update.metrics for update in done.critic if update.metrics]),
+        **({"sampling/max_new_tokens": config.sampling.longest_response(fill.version)} if stages else {}),
         "sampling/preempted": run.engine.preempted - preempted,
         **({"engine/prefix_hits": run.engine.prefix_hits - prefix_hits} if run.sampler.has_environment else {}),
         "timing_s/gen": fill.generate_seconds,

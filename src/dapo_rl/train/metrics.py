@@ -2,7 +2,8 @@
 
 Reward, accuracy and length are averages over *everything sampled* in the step: the groups that dynamic sampling keeps
 are partly correct by construction and would show no progress. So is `reward/NAME/mean`, the curve of a reward function,
-as in TRL. Metrics of the trained batch are under `actor/` and `…/batch`.
+as in TRL, and `data/SOURCE/accuracy` of an entry of a list of sources. Metrics of the trained batch are under `actor/`
+and `…/batch`.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ def step_metrics(
         "reward/batch": _mean([s.scalars["reward"] for group in batch for s in group.samples]),
         "acc/batch": _mean([float(v.correct) for group in batch for v in group.verdicts]),
         **_episodes([sample for group in fill.sampled for sample in group.samples]),
+        **_by_source(fill),
         "sampling/drawn": drawn,
         **{f"sampling/{outcome}": outcomes[outcome] for outcome in get_args(Outcome)},
         "sampling/all_correct_share": _share(sum(all(v.correct for v in g.verdicts) for g in fill.sampled), drawn),
@@ -97,6 +99,23 @@ def _episodes(samples: Sequence[Trajectory]) -> dict[str, float]:
     if not episodes:
         return {}
     return {f"env/{name}": _mean([each.get(scalar, 0.0) for each in episodes]) for name, scalar in OF_EPISODES.items()}
+
+
+def _by_source(fill: SampledBatch) -> dict[str, float]:
+    """For each entry of a list of sources: accuracy and tokens of what was sampled, and, of the groups that were kept
+    or dropped in this step, the share of those with a signal. Nothing in a run without a list."""
+    decided = [(group, group.draw not in fill.filled_up) for group in fill.kept]
+    decided += [(group, outcome == "surplus") for group, outcome in fill.dropped]
+    metrics: dict[str, float] = {}
+    for origin in sorted({group.prompt.origin for group in fill.sampled} - {""}):
+        own = [group for group in fill.sampled if group.prompt.origin == origin]
+        signals = [signal for group, signal in decided if group.prompt.origin == origin]
+        metrics |= {
+            f"data/{origin}/accuracy": _mean([float(v.correct) for g in own for v in g.verdicts if not v.failed]),
+            f"data/{origin}/kept_share": _share(sum(signals), len(signals)),
+            f"data/{origin}/tokens": sum(group.tokens for group in own),
+        }
+    return metrics
 
 
 def _by_function(verdicts: Sequence[Verdict]) -> dict[str, float]:

@@ -30,7 +30,14 @@ const OF_EPISODES = [
 ];
 const OPTIONAL = [...OF_CRITIC, ...OF_EPISODES];
 
-const hintOf = (name) => (/^reward\/.+\/mean$/.test(name) ? "of one reward function, without its weight" : "");
+const OF_SOURCE = /^data\/.+\/accuracy$/;
+const OF_FUNCTION = /^reward\/.+\/mean$/;
+const hintOf = (name) =>
+  OF_FUNCTION.test(name)
+    ? "of one reward function, without its weight"
+    : OF_SOURCE.test(name)
+      ? "share of correct samples of one source"
+      : "";
 
 const memory = { share: 0.1, extra: [], onlyDifferent: true, zoom: [null, null] };
 
@@ -148,11 +155,13 @@ export const PANELS = {
 
     async function offer() {
       const { names } = await get("metrics", { run: store.picked });
-      const byFunction = names.filter((name) => /^reward\/.+\/mean$/.test(name));
-      if (byFunction.length > 1 && byFunction.some((name) => !charts.has(name))) {
-        memory.extra.push(...byFunction.filter((name) => !memory.extra.includes(name)));
-        layout();
-        load();
+      for (const family of [OF_FUNCTION, OF_SOURCE]) {
+        const members = names.filter((name) => family.test(name));
+        if (members.length > 1 && members.some((name) => !charts.has(name))) {
+          memory.extra.push(...members.filter((name) => !memory.extra.includes(name)));
+          layout();
+          load();
+        }
       }
       const known = new Set([...charts.keys()]);
       fill(
