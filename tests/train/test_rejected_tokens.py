@@ -1,6 +1,7 @@
 """What a step does about off-policy tokens: rejection, weights with mean 1, masks, stale tokens, and their metrics."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -354,7 +355,7 @@ def test_value_pre_training_rejects_nothing():
     )
     scorer = Scorer()
     for step, left in ((2, 5), (3, 0)):
-        batch = make_batch([stale_group()], config, version=5, step=step)
+        batch = replace(make_batch([stale_group()], config, version=5, step=step), trains_policy=step > 2)
 
         def values(samples):
             return [np.zeros(len(s.token_ids), np.float32) for s in samples]

@@ -51,8 +51,7 @@ def with_off_policy_metrics(batch: Batch, config: Config) -> Batch:
     """The batch after its updates, with the metrics of `with_corrections` if that had nothing to do, but there are
     importance weights. A single update starts from the proximal policy, so that nothing was scored for it."""
     trained = batch.trained
-    trains_policy = batch.step > config.pretrain_steps
-    if config.algo.importance_cap is None or not trained or not trains_policy or config.corrects_first:
+    if config.algo.importance_cap is None or not trained or not batch.trains_policy or config.corrects_first:
         return batch
     column = "proximal_logps" if config.scores_first else "train_logps"
     metrics = off_policy_metrics(trained, [sample[column] for sample in trained], config.algo)
