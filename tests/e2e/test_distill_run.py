@@ -13,7 +13,7 @@ from dapo_rl.runs.directory import RunDirectory
 pytestmark = pytest.mark.slow
 SETTINGS = (
     "sampling.dynamic=false", "sampling.prompts_per_step=16", "sampling.group_size=4", "train.mini_batches=2",
-    "train.epochs_per_step=1", "train.steps=6", "train.warmup_steps=0", "train.lr=3e-4", "data.eval=null",
+    "train.epochs_per_step=1", "train.steps=12", "train.warmup_steps=0", "train.lr=5e-4", "data.eval=null",
     "eval.every=null", "log.rollouts=false", "log.report=false",
 )  # fmt: skip
 TEXTS = ("7-3=?\n7-3=4\nAnswer: 4", "2+9-4=?\n2+9=11\n11-4=7\nAnswer: 7", "8+8=?\n8+8=16\nAnswer: 16")

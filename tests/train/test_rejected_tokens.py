@@ -364,7 +364,8 @@ def test_value_pre_training_rejects_nothing():
             batch = transform(batch)
         assert sum(s.trained_tokens for s in batch.samples) == left
     weighted = Config.build({**WEIGHTED, "algo.advantage": "gae", "train.steps": 16, "critic.pretrain_steps": 2})
-    pretraining = batch_of((ratio_sample(2.0).replace(proximal_logps=None),), step=2)
+    of_critic = batch_of((ratio_sample(2.0).replace(proximal_logps=None),), step=2)
+    pretraining = replace(of_critic, trains_policy=False)
     assert with_off_policy_metrics(pretraining, weighted) is pretraining
 
 
