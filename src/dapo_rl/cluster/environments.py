@@ -171,11 +171,12 @@ class _NodeActors:
         return present[next(self._turn) % len(present)]
 
     def failure(self, actor: Any, error: Exception) -> EpisodeFailure | Exception:
-        """What a call ends in that raised. A call never reaches an actor that is lost or out of reach; that is not the
-        environment's fault."""
-        if isinstance(error, self._ray.exceptions.RayTaskError):
-            return error
-        if not isinstance(error, self._ray.exceptions.ActorUnavailableError):
+        """What a call that raised ends in. That an actor is lost or out of reach is not the environment's fault."""
+        known = self._ray.exceptions
+        if isinstance(error, known.RayTaskError):
+            raised: Exception = error
+            return raised
+        if not isinstance(error, known.ActorUnavailableError):
             self._losses.append((actor, error))
         return EpisodeFailure("lost", f"the actor of its node {self._describe(error)}")
 

@@ -29,6 +29,8 @@ class Factory:
         """Its class, which says whether it is asynchronous, stateless and deterministic."""
         self.tools: Sequence[ToolSchema] = ()
         """The tools of all episodes, where they are known before one begins."""
+        self.deterministic = False
+        """Whether the environments it makes are deterministic, where their class does not say it of all."""
         self._arguments, self._options = arguments, options
 
     def __call__(self) -> Any:
@@ -169,14 +171,16 @@ def _of_tools(settings: EnvSettings, tools: Sequence[Any]) -> Factory:
         loaded += [Tool(each.name, each.schema, each) for server in settings.mcp for each in mcp_tools(server)]
     environment = tools_environment(loaded)
     factory = Factory(type(environment), loaded)
-    factory.tools = environment.schemas
+    factory.tools, factory.deterministic = environment.schemas, environment.deterministic
     return factory
 
 
 def _of_openenv(url: str, settings: EnvSettings) -> Factory:
     from dapo_rl.envs.openenv import OpenEnv
 
-    return Factory(OpenEnv, url, **settings.options)
+    factory = Factory(OpenEnv, url, **settings.options)
+    factory.deterministic = bool(settings.options.get("deterministic"))
+    return factory
 
 
 def _of_gymnasium(name: str, settings: EnvSettings) -> Factory:
