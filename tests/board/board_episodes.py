@@ -92,6 +92,7 @@ def make_episode_run(path: Path) -> RunDirectory:
     run.metrics_path.unlink()
     for step in (1, 2):
         of_env = {"env/turns": 2.5, "env/tool_calls": 1.5, "env/tool_errors": 0.5, "env/wait_s": 1.25, "env/forks": 0.0}
+        of_env |= {"env/failed": 0.125, "env/failed_timeout": 0.125}
         run.append_metrics(step, metrics_of(step) | of_env)
     samples = (
         episode(SUM, 0, {2: 1.0}, tool_calls=1, tool_errors=0, turns=2, env_wait_s=0.75, forks=0, env_reward=1.0),

@@ -209,7 +209,7 @@ def test_a_critics_chart_points_at_the_tokens_of_a_turn(browser, runs, address):
 
 def test_curves_of_episodes(browser, runs, address):  # noqa: F811
     with opened(browser, address, "#/runs?run=a") as page:
-        for metric in ("env/turns", "env/tool_calls", "env/tool_errors", "env/wait_s", "env/forks"):
+        for metric in ("env/turns", "env/tool_calls", "env/tool_errors", "env/wait_s", "env/forks", "env/failed"):
             wait_until(lambda metric=metric: drawn(page, metric) > 20)
         expect(page.locator('[data-metric="env/wait_s"] .value')).to_have_text(["1.25"])
     make_run(runs / "b")

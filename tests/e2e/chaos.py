@@ -3,6 +3,7 @@
     python tests/e2e/chaos.py                       the embedded default, 20 kills
     python tests/e2e/chaos.py --kills 4 train.steps=6 checkpoint.every=1
     python tests/e2e/chaos.py guess sampling.surplus=carry train.steps=24      with an environment
+    python tests/e2e/chaos.py --tools train.steps=24 checkpoint.every=1        with tools, on a model that calls them
     python tests/e2e/chaos.py cluster.backend=ray cluster.ranks=2
 
 It watches the run directory to know what the run is doing, so that kills are aimed: in the middle of writing a
@@ -34,6 +35,7 @@ import pyarrow.parquet as pq
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import forked
+import tool_model
 from forked import DAPO
 
 AIMS = ("checkpoint", "renamed", "logged", "sampling", "update", "any time")
@@ -316,6 +318,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", default="1", help="OMP_NUM_THREADS of both runs; 0 leaves it alone")
     parser.add_argument("--fork", action="store_true", help="fork the runs from one process: faster starts")
+    parser.add_argument("--tools", action="store_true", help="a recipe with tools, which the settings change")
     parser.add_argument("--keep", type=Path, help="where to leave both runs; by default they are removed")
     parser.add_argument("settings", nargs="*", help="key=value for `dapo train`")
     words = parser.parse_args()
@@ -324,7 +327,8 @@ def main() -> None:
         directory.mkdir(parents=True, exist_ok=True)
         popen = forked.Popen if words.fork else subprocess.Popen
         launch = command(popen, None if words.threads == "0" else words.threads)
-        kills, found = chaos(directory, words.kills, words.settings, words.seed, launch)
+        settings = [*tool_model.recipe(directory / "tool-model"), *words.settings] if words.tools else words.settings
+        kills, found = chaos(directory, words.kills, settings, words.seed, launch)
     if found:
         raise SystemExit(f"chaos: {len(kills)} kills, and these differ: {', '.join(found)}")
     print(f"chaos: {len(kills)} kills, and the run is the undisturbed one to the last bit")

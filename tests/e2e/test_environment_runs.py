@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 
 import pyarrow.parquet as pq
 import pytest
@@ -58,3 +59,27 @@ def test_a_run_of_several_turns_on_another_engine_samples_the_same(tmp_path):
     both = {key[:2] for key in texts[0]} & {key[:2] for key in texts[1]}
     first, second = ([row for row in each if row[:2] in both] for each in texts)
     assert first == second
+
+
+ADAPTED = {
+    "gymnasium:FrozenLake-v1": (["env.options={make: {is_slippery: false}}"], r"\d+|not a valid action: .*"),
+    "textarena:PegJump-v0": ([], r"(?s).*move.*"),
+}
+"""Settings, and what the environment says after a turn."""
+
+
+@pytest.mark.parametrize("name", ADAPTED)
+def test_environments_of_other_libraries(name, tmp_path):
+    pytest.importorskip(name.partition(":")[0])
+    options, said = ADAPTED[name]
+    limits = ["data.max_prompt_tokens=400", "env.max_observation_tokens=400", "sampling.stop=[0, 1, 2, '-']"]
+    run = train("guess", tmp_path / "run", f"env.name={name}", *limits, *options)
+    assert json.loads((run / "summary.json").read_text())["steps"] == 2
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert all(line["env/failed"] == 0 and line["env/tool_calls"] > 0 for line in lines if line["step"])
+    found = rows(run)
+    messages = [message for row in found for message in json.loads(row["messages"])]
+    answers = [message["content"] for message in messages if message["role"] == "user"]
+    assert answers
+    assert all(re.fullmatch(said, answer) for answer in answers), answers
+    assert any(row["policy_turns"] > 1 for row in found)

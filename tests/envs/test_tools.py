@@ -10,7 +10,11 @@ from typing import Literal
 import pytest
 from transformers.utils import get_json_schema
 
+from dapo_rl.config import Config
+from dapo_rl.envs.build import build_environment
+from dapo_rl.envs.calculator import calculator
 from dapo_rl.envs.protocol import AssistantTurn, Observation, Opening, ToolCall
+from dapo_rl.envs.python_tool import python
 from dapo_rl.envs.tools import (
     MAX_RESULT,
     AsyncToolsEnvironment,
@@ -288,6 +292,42 @@ def test_tools_are_loaded_by_name(tmp_path, monkeypatch):
     assert [s["function"]["name"] for s in environment.schemas] == ["hello", "python", "calculator", "multiply"]
     assert contents(environment, ("hello", {}), ("calculator", {"expression": "2**10"})) == ["hello", "1024"]
     assert contents(environment, ("calculator", {"expression": "1/0"})) == ["error: ValueError: division by zero"]
+
+
+def test_tools_are_deterministic_if_all_of_them_say_so():
+    def sure(a: int) -> int:
+        """Adds 1.
+
+        Args:
+            a: A number.
+        """
+        return a + 1
+
+    sure.deterministic = True
+    schema = Tool.of(sure).schema
+    assert tools_environment([calculator, sure]).deterministic
+    assert not tools_environment([sure, multiply]).deterministic
+    assert not tools_environment([python]).deterministic, "it has a clock, and random numbers"
+    assert Tool("half", schema, functools.partial(sure, a=1)).deterministic
+    assert not Tool("served", schema, lambda **given: given).deterministic
+
+
+@pytest.mark.parametrize(
+    ("env", "holds"),
+    [
+        ({"tools": ["calculator"]}, True),
+        ({"tools": ["calculator", "python"]}, False),
+        ({"name": "guess"}, True),
+        ({"name": "openenv:http://localhost:1", "options": {"deterministic": True}}, True),
+        ({"name": "openenv:http://localhost:1"}, False),
+    ],
+)
+def test_a_run_knows_whether_its_episodes_can_be_replayed(env, holds):
+    pool = build_environment(Config.build({"env": env}))
+    try:
+        assert pool.deterministic is holds
+    finally:
+        pool.close()
 
 
 def no_hint(a):

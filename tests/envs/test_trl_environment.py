@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from dapo_rl.config import EnvSettings
+from dapo_rl.envs.calculator import calculator
 from dapo_rl.envs.pool import EnvironmentPool
 from dapo_rl.envs.protocol import AssistantTurn, ToolCall
+from dapo_rl.envs.python_tool import python
 from dapo_rl.envs.trl_environment import (
     MOST_STATE,
     TRLEnvironment,
@@ -338,6 +340,8 @@ def test_a_deterministic_class_says_so():
     assert TRLEnvironment(Sure).deterministic
     assert not TRLEnvironment(IncrementEnv).deterministic
     assert not TRLEnvironment({"a": Sure, "b": IncrementEnv}).deterministic
+    assert TRLEnvironment(Sure, [calculator]).deterministic
+    assert not TRLEnvironment(Sure, [python]).deterministic
 
 
 def test_classes_are_checked():

@@ -174,6 +174,7 @@ def test_episodes_have_metrics_of_their_own():
     second = {"turns": 1, "env_wait_s": 0.25, "forks": 0, "env_failed": 1.0}
     group = episodes()
     played = tuple(s.replace(scalars=of) for s, of in zip(group.samples, (first, second), strict=True))
+    late = Verdict(-1.0, False, "timeout", detail="timeout: not answered within 30 s (env.timeout_s)")
     settings = Config.build({"overlong.shape": "off"})
 
     def metrics(group):
@@ -181,9 +182,10 @@ def test_episodes_have_metrics_of_their_own():
         found = step_metrics(fill, make_batch([group], settings), [], shaped_rewards([group], settings))
         return {name: value for name, value in found.items() if name.startswith("env/")}
 
-    assert metrics(Group(0, group.prompt, played, group.verdicts)) == {
+    assert metrics(Group(0, group.prompt, played, (group.verdicts[0], late))) == {
         "env/turns": 2, "env/tool_calls": 1, "env/tool_errors": 0.5, "env/wait_s": 0.375, "env/forks": 0.5,
-        "env/failed": 0.5,
+        "env/failed": 0.5, "env/failed_timeout": 0.5, "env/failed_crashed": 0, "env/failed_too_long": 0,
+        "env/failed_error": 0, "env/failed_lost": 0,
     }  # fmt: skip
     assert metrics(group) == {}
 

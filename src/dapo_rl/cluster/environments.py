@@ -5,19 +5,30 @@ from __future__ import annotations
 import asyncio
 import itertools
 import pickle
-from collections.abc import Callable, Collection
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
+from dapo_rl.base.quote import one_line
+from dapo_rl.cluster.exit_reason import describe_loss
+from dapo_rl.cluster.ray_session import import_ray, ray_logs
 from dapo_rl.config import EnvSettings
-from dapo_rl.envs.pool import EnvironmentPool
-from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure
+from dapo_rl.envs.pool import EnvironmentPool, declares
+from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, ToolSchema
 from dapo_rl.envs.replies import Result
+from dapo_rl.envs.shared_loops import finished
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
 
 AT_A_TIME = 4096
 """Calls that an actor has at a time; most of them wait."""
+LOOK_S = 10.0
+"""Seconds between looks for nodes that were added or came back, while an actor is missing."""
+BEFORE_START = "creation task"
+"""In Ray's message if the actor's constructor raised an exception, whose text then ends the message."""
 
 
 class EnvironmentActor:
@@ -40,31 +51,28 @@ class EnvironmentActor:
 
 
 class DistributedEnvironments:
-    """Environments on all nodes, with the methods of an `EnvironmentPool`. Episodes are dealt out to the nodes in
-    turn."""
+    """Environments on all nodes, with the methods of an `EnvironmentPool`. Episodes are dealt out to the nodes in turn.
 
-    def __init__(self, factory: Callable[[], Any], settings: EnvSettings, name: str) -> None:
-        import ray
-        from ray import cloudpickle
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+    An actor that is lost ends its episodes as `lost`. It is started again before the next episode, on its node or on
+    one that has none yet; without such a node, the other actors take over.
+    """
 
-        kind = getattr(factory, "environment", factory)
+    def __init__(
+        self,
+        factory: Callable[[], Any],
+        settings: EnvSettings,
+        name: str,
+        restarts: int = 0,
+        note: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """`restarts`: how often each actor is started again. `note` is told of losses."""
         self.name = name
-        self.tools = getattr(factory, "tools", ())
-        self.deterministic = bool(getattr(kind, "deterministic", False))
-        self.takes_tokens = bool(getattr(kind, "takes_tokens", False))
-        self.has_state = bool(getattr(kind, "has_state", False))
-        self._ray = ray
+        self.tools: Sequence[ToolSchema] = getattr(factory, "tools", ())
+        self.deterministic = declares(factory, "deterministic")
+        self.takes_tokens = declares(factory, "takes_tokens")
+        self.has_state = declares(factory, "has_state")
         own = settings.model_copy(update={"workers": settings.workers_per_node})
-        made = ray.remote(num_cpus=0, max_concurrency=AT_A_TIME, max_restarts=0)(EnvironmentActor)
-        nodes = sorted(node["NodeID"] for node in ray.nodes() if node["Alive"])
-        self._actors = [
-            made.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
-                cloudpickle.dumps(factory), own, name
-            )
-            for node in nodes
-        ]
-        self._next = itertools.cycle(self._actors)
+        self._nodes = _NodeActors(factory, own, name, restarts, note)
         self._episodes: dict[str, Any] = {}
         self._keys = itertools.count()
 
@@ -72,7 +80,7 @@ class DistributedEnvironments:
         return f"episode-{next(self._keys)}"
 
     def open(self, key: str, prompt: Prompt, seed: int) -> Future[Result]:
-        self._episodes[key] = next(self._next)
+        self._episodes[key] = self._nodes.next_actor()
         return self._call("open", key, prompt, seed)
 
     def step(self, key: str, turn: AssistantTurn) -> Future[Result]:
@@ -92,26 +100,130 @@ class DistributedEnvironments:
 
     def close(self) -> None:
         """Ends the actors with their processes."""
-        for actor in self._actors:
-            actor.close.remote()
-        for actor in self._actors:
-            self._ray.kill(actor)
-        self._actors = []
+        self._nodes.close()
 
     def _call(self, operation: str, key: str, *arguments: Any) -> Future[Result]:
-        """A node that is lost ends its episodes."""
+        if (actor := self._episodes.get(key)) is None:
+            return finished(EpisodeFailure("lost", "the episode was given up"))
         answer: Future[Result] = Future()
-        asked: Future[Any] = self._episodes[key].call.remote(operation, key, *arguments).future()
+        asked: Future[Any] = actor.call.remote(operation, key, *arguments).future()
 
         def take(done: Future[Any]) -> None:
             try:
                 result = done.result()
             except Exception as error:
-                result = EpisodeFailure("crashed", f"its node was lost: {type(error).__name__}")
-            if isinstance(result, UserError):
+                result = self._nodes.failure(actor, error)
+            if isinstance(result, Exception):
                 answer.set_exception(result)
             else:
                 answer.set_result(result)
 
         asked.add_done_callback(take)
         return answer
+
+
+@dataclass(slots=True)
+class _NodeActor:
+    """The actor of a node; None: it was lost, and is not started again yet."""
+
+    node: str
+    actor: Any
+    lost: int = 0
+    """How often."""
+
+
+class _NodeActors:
+    """An actor on each node. All but `failure` is called by one thread."""
+
+    def __init__(
+        self,
+        factory: Callable[[], Any],
+        settings: EnvSettings,
+        name: str,
+        restarts: int,
+        note: Callable[[str], None],
+    ) -> None:
+        from ray import cloudpickle
+
+        self._ray, self._restarts, self._note = import_ray(), restarts, note
+        self._made = self._ray.remote(num_cpus=0, max_concurrency=AT_A_TIME, max_restarts=0)(EnvironmentActor)
+        self._arguments = (cloudpickle.dumps(factory), settings, name)
+        self._all = [_NodeActor(node, self._start(node)) for node in self._live_nodes()]
+        self._turn = itertools.count()
+        self._losses: deque[tuple[Any, Exception]] = deque()
+        """As threads of Ray learn of them."""
+        self._why, self._more = "", ""
+        """Of the last loss."""
+        self._look_at = 0.0
+
+    def next_actor(self) -> Any:
+        """The actor for the next episode."""
+        self._count_losses()
+        if any(each.actor is None for each in self._all) and time.monotonic() >= self._look_at:
+            self._start_again()
+        present = [each.actor for each in self._all if each.actor is not None]
+        if not present:
+            raise UserError(
+                f"env.workers_per_node: no node has environments left (cluster.restarts={self._restarts}); the last "
+                f"actor {self._why}; look for the cause in {ray_logs()}",
+                more=self._more,
+            )
+        return present[next(self._turn) % len(present)]
+
+    def failure(self, actor: Any, error: Exception) -> EpisodeFailure | Exception:
+        """What a call that raised ends in. That an actor is lost or out of reach is not the environment's fault."""
+        known = self._ray.exceptions
+        if isinstance(error, known.RayTaskError):
+            raised: Exception = error
+            return raised
+        if not isinstance(error, known.ActorUnavailableError):
+            self._losses.append((actor, error))
+        return EpisodeFailure("lost", f"the actor of its node {self._describe(error)}")
+
+    def close(self) -> None:
+        actors = [each.actor for each in self._all if each.actor is not None]
+        self._all = []
+        for actor in actors:
+            actor.close.remote()
+        for actor in actors:
+            self._ray.kill(actor)
+
+    def _count_losses(self) -> None:
+        while self._losses:
+            actor, error = self._losses.popleft()
+            for each in self._all:
+                if each.actor is actor:
+                    each.actor, self._look_at = None, 0.0
+                    each.lost += 1
+                    self._why = self._describe(error)
+                    self._more = str(error) if BEFORE_START in str(error) else ""
+                    again = "they start again" if each.lost <= self._restarts else "they do not start again"
+                    self._note(f"the environments of node {each.node[:8]} were lost: the actor {self._why}; {again}")
+
+    def _start_again(self) -> None:
+        """Starts missing actors on their nodes, or on nodes that have none."""
+        self._look_at = time.monotonic() + LOOK_S
+        live = self._live_nodes()
+        free = [node for node in live if all(each.node != node for each in self._all)]
+        for each in self._all:
+            if each.actor is not None or each.lost > self._restarts:
+                continue
+            if each.node not in live and free:
+                each.node = free.pop()
+            if each.node in live:
+                each.actor = self._start(each.node)
+
+    def _start(self, node: str) -> Any:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        where = NodeAffinitySchedulingStrategy(node, soft=False)
+        return self._made.options(scheduling_strategy=where).remote(*self._arguments)
+
+    def _live_nodes(self) -> list[str]:
+        return sorted(node["NodeID"] for node in self._ray.nodes() if node["Alive"])
+
+    def _describe(self, error: Exception) -> str:
+        text = str(error).strip()
+        if BEFORE_START in text:
+            return f"did not start: {one_line(text.splitlines()[-1])}"
+        return describe_loss(self._ray, error)

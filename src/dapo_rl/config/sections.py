@@ -591,7 +591,7 @@ class ClusterSettings(Section):
     """Keep the ranks' weights and moments in host memory."""
     restarts: int = Field(3, ge=0)
     """How often the run continues by itself from its last checkpoint after a rank was lost, and how often each engine
-    is started again."""
+    is started again, and the environments of each node."""
     timeout_s: float = Field(60.0, gt=0)
     """Seconds without progress after which a rank or an engine counts as lost."""
 

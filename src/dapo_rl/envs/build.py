@@ -31,6 +31,8 @@ class Factory:
         """The tools of all episodes, where they are known before one begins."""
         self.blocks = False
         """Whether it is asynchronous in part only: a call can then block an event loop."""
+        self.deterministic = False
+        """Whether the environments it makes are deterministic, where their class does not say it of all."""
         self._arguments, self._options = arguments, options
 
     def __call__(self) -> Any:
@@ -172,13 +174,16 @@ def _of_tools(settings: EnvSettings, tools: Sequence[Any]) -> Factory:
     environment = tools_environment(loaded)
     factory = Factory(type(environment), loaded)
     factory.tools, factory.blocks = environment.schemas, environment.blocks
+    factory.deterministic = environment.deterministic
     return factory
 
 
 def _of_openenv(url: str, settings: EnvSettings) -> Factory:
     from dapo_rl.envs.openenv import OpenEnv
 
-    return Factory(OpenEnv, url, **settings.options)
+    factory = Factory(OpenEnv, url, **settings.options)
+    factory.deterministic = bool(settings.options.get("deterministic"))
+    return factory
 
 
 def _of_gymnasium(name: str, settings: EnvSettings) -> Factory:

@@ -59,6 +59,9 @@ def calculator(expression: str) -> str:
         raise ValueError("the number is too large") from None
 
 
+calculator.deterministic = True  # type: ignore[attr-defined]
+
+
 def _value(node: ast.expr) -> Number:
     if isinstance(node, ast.Constant) and type(node.value) in (int, float):
         return _bounded(node.value)

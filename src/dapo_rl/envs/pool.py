@@ -70,10 +70,10 @@ class EnvironmentPool:
         kind = getattr(factory, "environment", factory)
         self.name, self.settings = name, settings
         self.tools: Sequence[ToolSchema] = getattr(factory, "tools", ())
-        self.deterministic = bool(getattr(kind, "deterministic", False))
-        self.stateless = bool(getattr(kind, "stateless", False))
-        self.takes_tokens = bool(getattr(kind, "takes_tokens", False))
-        self.has_state = bool(getattr(kind, "has_state", False))
+        self.deterministic = declares(factory, "deterministic")
+        self.stateless = declares(factory, "stateless")
+        self.takes_tokens = declares(factory, "takes_tokens")
+        self.has_state = declares(factory, "has_state")
         self.is_async = is_async(kind) and not getattr(factory, "blocks", False)
         self._opens = hasattr(kind, "open")
         at_work = AtWork(settings.workers or 1) if self.is_async else None
@@ -121,6 +121,12 @@ class EnvironmentPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def declares(factory: Callable[[], Any], name: str) -> bool:
+    """Whether the environments of a factory say that they are, for example, `deterministic`: the factory says it, or
+    their class."""
+    return bool(getattr(factory, name, False) or getattr(getattr(factory, "environment", factory), name, False))
 
 
 def is_async(kind: Any) -> bool:

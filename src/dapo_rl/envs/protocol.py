@@ -29,7 +29,7 @@ Message = Mapping[str, Any]
 ToolSchema = Mapping[str, Any]
 """A tool in OpenAI's form: {"type": "function", "function": {"name", "description", "parameters"}}."""
 FailureReason = Literal["timeout", "crashed", "too_long", "error", "lost"]
-"""`lost`: its process was ended by another episode."""
+"""`lost`: its process was ended by another episode, or with its node. That is not the environment's fault."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,9 @@
     environment = tools_environment([weather])
 
 Type hints and the docstring, in Google's format, become the tool's schema. Tools may be `async def`.
+
+`weather.deterministic = True` says that the same arguments always give the same result. If all tools say so, a resumed
+run calls them again to bring unfinished episodes back to where they were.
 """
 
 from __future__ import annotations
@@ -82,10 +85,12 @@ class Tool:
         return cls(name, _schema(name, function), function)
 
     @property
+    def deterministic(self) -> bool:
+        return is_deterministic(self.function)
+
+    @property
     def is_async(self) -> bool:
-        function = self.function
-        while isinstance(function, functools.partial):
-            function = function.func
+        function = _unwrapped(self.function)
         return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
     @property
@@ -107,6 +112,17 @@ class Tool:
             if name not in given:
                 raise ValueError(f"{self.name} needs the argument {name!r}")
         return {name: _checked(value, known.get(name, {}), f"argument {name!r}") for name, value in given.items()}
+
+
+def is_deterministic(function: Any) -> bool:
+    """Whether a function, or a class, says so."""
+    return getattr(_unwrapped(function), "deterministic", False) is True
+
+
+def _unwrapped(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
 
 
 def _checked(value: Any, schema: Any, what: str) -> Any:
@@ -229,6 +245,7 @@ class _Tools:
     def __init__(self, tools: Sequence[Callable[..., Any] | Tool]) -> None:
         self._tools = _with_schemas(tools)
         self.schemas: tuple[ToolSchema, ...] = tuple(tool.schema for tool in self._tools.values())
+        self.deterministic = all(tool.deterministic for tool in self._tools.values())
 
     def open(self, prompt: Prompt, seed: int) -> Opening:
         messages: Sequence[Message] = prompt.messages or ({"role": "user", "content": prompt.text},)

@@ -35,7 +35,7 @@ from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.data.tasks import is_task
 from dapo_rl.envs.protocol import AssistantTurn, Observation, Opening, ToolSchema
 from dapo_rl.envs.replies import opening_of
-from dapo_rl.envs.tools import Tool, load_tools, method_tools, tools_environment
+from dapo_rl.envs.tools import Tool, is_deterministic, load_tools, method_tools, tools_environment
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
 
@@ -70,7 +70,7 @@ class TRLEnvironment:
         self._instance: Any = None
         self._tools: Any = None
         self._owns_reward = False
-        self.deterministic = all(getattr(class_of(each), "deterministic", False) for each in self._factories.values())
+        self.deterministic = all(map(is_deterministic, (*tools, *map(class_of, self._factories.values()))))
 
     def open(self, prompt: Prompt, seed: int) -> Any:
         return self._opening(prompt, self._begin(prompt))

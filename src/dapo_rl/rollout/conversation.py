@@ -430,6 +430,11 @@ def replay_all(replays: Iterable[Replay]) -> list[tuple[bool, Future[Any] | None
     return results
 
 
+def failure_reason(sample: Trajectory, verdict: Verdict) -> str | None:
+    """Why the environment of an episode failed, as `EpisodeFailure.reason` has it; None if it did not."""
+    return verdict.detail.partition(":")[0] if sample.scalars.get("env_failed") else None
+
+
 def same(mine: Any, other: Any) -> bool:
     """Whether two values are the same as JSON."""
     return json.dumps(mine, sort_keys=True, default=list) == json.dumps(other, sort_keys=True, default=list)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from dapo_rl.cluster.distributed_policy import DistributedCritic, DistributedPolicy
@@ -128,8 +129,10 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
         if environments is not None:
             resources.callback(environments.close)
         backend.start(resources)
-        if distributed and (environments := build_environment(*given, make=DistributedEnvironments)) is not None:
-            resources.callback(environments.close)
+        if distributed:
+            make = partial(DistributedEnvironments, restarts=config.cluster.restarts, note=display.note)
+            if (environments := build_environment(*given, make=make)) is not None:
+                resources.callback(environments.close)
         config = resolve(config, inputs, backend.device())
         losses, advantages = build_losses(config.algo), build_advantages(config.algo)
         sources = inputs.sources(config)

@@ -9,14 +9,17 @@ and `…/batch`.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import get_args
 
 import numpy as np
 from torch import Tensor
 
+from dapo_rl.envs.protocol import FailureReason
 from dapo_rl.outcomes import Outcome
 from dapo_rl.rollout.batch_builder import SampledBatch
+from dapo_rl.rollout.conversation import failure_reason
 from dapo_rl.types import MOST_LOGGED, Batch, Group, Trajectory, Verdict
 
 OF_EPISODES = {
@@ -47,7 +50,7 @@ def step_metrics(
         **_by_function([verdict for group in fill.sampled for verdict in group.verdicts]),
         "reward/batch": _mean([s.scalars["reward"] for group in batch for s in group.samples]),
         "acc/batch": _mean([float(v.correct) for group in batch for v in group.verdicts]),
-        **_episodes([sample for group in fill.sampled for sample in group.samples]),
+        **_episodes([pair for group in fill.sampled for pair in zip(group.samples, group.verdicts, strict=True)]),
         **_by_source(fill),
         "sampling/drawn": drawn,
         **{f"sampling/{outcome}": outcomes[outcome] for outcome in get_args(Outcome)},
@@ -93,12 +96,15 @@ def _sampled(groups: Sequence[Group], rewards: Mapping[int, Tensor]) -> dict[str
     }
 
 
-def _episodes(samples: Sequence[Trajectory]) -> dict[str, float]:
-    """Means over episodes; nothing in a run without an environment."""
-    episodes = [sample.scalars for sample in samples if "turns" in sample.scalars]
+def _episodes(judged: Sequence[tuple[Trajectory, Verdict]]) -> dict[str, float]:
+    """Means over episodes; nothing in a run without an environment. `env/failed` is the sum of its reasons."""
+    episodes = [(sample, verdict) for sample, verdict in judged if "turns" in sample.scalars]
     if not episodes:
         return {}
-    return {f"env/{name}": _mean([each.get(scalar, 0.0) for each in episodes]) for name, scalar in OF_EPISODES.items()}
+    means = {name: _mean([s.scalars.get(scalar, 0.0) for s, _ in episodes]) for name, scalar in OF_EPISODES.items()}
+    failures = Counter(failure_reason(sample, verdict) for sample, verdict in episodes)
+    means |= {f"failed_{reason}": failures[reason] / len(episodes) for reason in get_args(FailureReason)}
+    return {f"env/{name}": mean for name, mean in means.items()}
 
 
 def _by_source(fill: SampledBatch) -> dict[str, float]:

@@ -27,6 +27,7 @@ const OF_EPISODES = [
   ["env/tool_errors", "malformed or failed tool calls in an episode"],
   ["env/wait_s", "seconds that an episode waits for its environment"],
   ["env/forks", "conversations that do not continue the last one"],
+  ["env/failed", "share of episodes whose environment failed; env/failed_timeout and others say why"],
 ];
 const OPTIONAL = [...OF_CRITIC, ...OF_EPISODES];
 
