@@ -496,6 +496,18 @@ def test_the_page_shows_what_the_command_prints(tmp_path, monkeypatch):
     assert [line.rstrip() for line in result.stderr.splitlines()] == table.splitlines()
 
 
+@pytest.mark.parametrize("root", ["reward_model", "reward.reward_model"])
+def test_a_reward_model_of_verl_is_the_verifier(converted, root):
+    words = (f"{root}.enable=True", f"{root}.model.path=rm/mine")
+    _, config, rows = converted(verl(*words))
+    assert config.reward.verifier == "model:rm/mine"
+    assert not rows[f"{root}.enable"].learns
+    _, config, _ = converted(verl(*words, "custom_reward_function.path=own.py", "custom_reward_function.name=score"))
+    assert config.reward.verifier == "own.py:score"
+    _, config, _ = converted(verl(f"{root}.enable=False", f"{root}.model.path=rm/mine"))
+    assert config.reward.verifier != "model:rm/mine"
+
+
 def test_the_losses_of_verl(converted):
     actor = "actor_rollout_ref.actor"
     words = f"{actor}.policy_loss.loss_mode=gspo {actor}.clip_ratio_low=3e-4 {actor}.clip_ratio_high=4e-4"

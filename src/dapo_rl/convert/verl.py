@@ -244,11 +244,13 @@ def _reward(draft: Draft) -> None:
             draft.put("reward.verifier", f"{path}:{name or 'compute_score'}", f"{root}.path", f"{root}.name")
         else:
             draft.unused("without a path it does nothing", f"{root}.path", f"{root}.name")
+    if "reward.verifier" not in draft.settings:
+        _reward_model(draft)
     own = "reward.verifier" in draft.settings
     for key in ("reward.reward_manager.name", "reward_model.reward_manager"):
         manager = draft.value(key)
         if own:
-            draft.explain(key, "same", note="scores come from the function of your own")
+            draft.explain(key, "same", note="scores come from the function or model that is set")
         elif manager is None:
             draft.unused("null: scores each row by its data_source", key)
         elif manager == "dapo" and not {*_data_sources(draft)} - {"math_dapo", None}:
@@ -259,6 +261,16 @@ def _reward(draft: Draft) -> None:
             draft.explain(key, "differs", "reward.verifier", "another reward manager; check reward.verifier", True)
     if "reward.verifier" not in draft.settings:
         _score_by_source(draft)
+
+
+def _reward_model(draft: Draft) -> None:
+    """The score of a reward model is the reward, unless there is a function."""
+    for root in ("reward_model", "reward.reward_model"):
+        for key in (f"{root}.model.path", f"{root}.model_path"):
+            if draft.value(f"{root}.enable") is True and (path := draft.value(key)):
+                draft.put("reward.verifier", f"model:{path}")
+                for each in (f"{root}.enable", key):
+                    draft.explain_again(each, "same", f"reward.verifier: model:{path}", "its score is the reward")
 
 
 def _score_as_dapo(draft: Draft, *keys: str, note: str = "") -> None:
