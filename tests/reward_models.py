@@ -1,5 +1,7 @@
 """Small real reward models."""
 
+from copy import deepcopy
+
 from support import small_model, tokenizer
 from transformers import LlamaForSequenceClassification
 
@@ -13,13 +15,18 @@ def classifier(labels=1, **changes):
     return LlamaForSequenceClassification(config).eval()
 
 
+def words_with(template=None):
+    """The tokenizer with another chat template. Other tests use the one of `support` with its own."""
+    words = deepcopy(tokenizer())
+    words.chat_template = template
+    return words
+
+
 def save_classifier(path, labels=1, template=None, **changes):
     """Saves one with its tokenizer; returns the model."""
-    model, words = classifier(labels, **changes), tokenizer()
+    model, words = classifier(labels, **changes), words_with(template)
     model.save_pretrained(path)
-    words.chat_template = template
     words.save_pretrained(path)
-    words.chat_template = None
     return model
 
 

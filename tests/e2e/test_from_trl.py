@@ -159,8 +159,10 @@ def test_two_reward_functions_and_a_refused_field(run_script):
     ((trainer, summary),) = run_script(patched("gspo.py"), ON_CPU)
     assert summary["steps"] == 2
     assert trainer.config.eval.every is None
-    with pytest.raises(UserError, match=r"args: top_entropy_quantile=0\.5: every token of a response is trained on"):
-        run_script(patched("gspo.py"), [*ON_CPU, "--top_entropy_quantile", "0.5"])
+    with pytest.raises(
+        UserError, match=r"args: multi_objective_aggregation='normalize_then_sum': rewards are summed, "
+    ):
+        run_script(patched("gspo.py"), [*ON_CPU, "--multi_objective_aggregation", "normalize_then_sum"])
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from reward_models import classifier, save_classifier, save_language_model
+from reward_models import classifier, save_classifier, save_language_model, words_with
 from support import make_prompt, tokenizer
 
 from dapo_rl.config import Config, RewardSettings
@@ -46,7 +46,7 @@ def test_scores_are_the_model_s_own_whatever_is_in_the_batch(saved):
     expected = [alone(model, prompt.text + text) for text in TEXTS]
     assert len({round(score, 4) for score in expected}) == len(TEXTS)
     for budget in (1, 40, 10_000):
-        scorer = RewardModel(model, tokenizer(), budget, "rm")
+        scorer = RewardModel(model, words_with(template=None), budget, "rm")
         exchanges = [Exchange([], [], prompt.text + text) for text in TEXTS]
         assert scorer.score(exchanges) == pytest.approx(expected, abs=1e-5)
     pool = pool_for(f"model:{path}")

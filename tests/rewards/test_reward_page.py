@@ -16,7 +16,7 @@ PAGE = (REPOSITORY / "docs" / "verifiers.md").read_text()
 
 
 def block(language):
-    (text,) = re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    text, *_ = re.findall(rf"^```{language}\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     return text
 
 

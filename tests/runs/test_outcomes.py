@@ -11,6 +11,7 @@ from dapo_rl.outcomes import LOGGED, OUTCOMES, Former, Outcome, Waiting, tokens_
 from dapo_rl.rollout.batch_builder import FailedBatch, SampledBatch
 from dapo_rl.runs.metric_text import dropped
 from dapo_rl.train.ledger import Ledger
+from dapo_rl.train.off_policy import LEFT_OUT
 from dapo_rl.types import Batch, Group, Trajectory
 
 STATIC = REPOSITORY / "src" / "dapo_rl" / "board" / "static"
@@ -60,7 +61,10 @@ def test_the_ledger_has_no_other_columns():
     ledger, one = Ledger(), SimpleNamespace(tokens=1)
     dropped_groups = [(one, outcome) for outcome in get_args(Outcome) if outcome != "kept"]
     fill = SimpleNamespace(tokens_generated=11, tokens_cancelled=1, tokens_restarted=1, dropped=dropped_groups)
-    samples = tuple(Trajectory([1], loss_mask=in_loss) for in_loss in (True, False))
+    samples = (
+        *(Trajectory([1], loss_mask=in_loss) for in_loss in (True, False)),
+        Trajectory([1], loss_mask=False, scalars={LEFT_OUT: 1}),
+    )
     ledger.add(fill, Batch((Group(0, make_prompt("p"), samples, ()),)))
     ledger = ledger.with_failed(FailedBatch(SampledBatch((), (), ()), ()))
     assert set(ledger.columns()) == set(OUTCOMES) - DISPLAYED - set(get_args(Former)) | {"total"}
