@@ -171,7 +171,7 @@ class _NodeActors:
         return present[next(self._turn) % len(present)]
 
     def failure(self, actor: Any, error: Exception) -> EpisodeFailure | Exception:
-        """What a call that raised ends in. That an actor is lost or out of reach is not the environment's fault."""
+        """The result of a call that raised. A lost or unreachable actor does not count against the environment."""
         known = self._ray.exceptions
         if isinstance(error, known.RayTaskError):
             raised: Exception = error

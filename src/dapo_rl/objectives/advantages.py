@@ -156,7 +156,7 @@ ADVANTAGES[GAE] = AdvantageEntry(
 
 
 def no_advantages(rewards: Tensor, mask: Tensor | None = None) -> Tensor:
-    """0 for every sample: what it is worth is said elsewhere, for each token."""
+    """0 for every sample; the teacher gives the advantage of each token."""
     return rewards.float() * 0.0
 
 
