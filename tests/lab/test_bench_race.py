@@ -9,9 +9,10 @@ import torch
 from rich.console import Console
 from support import dapo
 
+from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS
 from dapo_rl.lab.bench.race_job import RaceJob
-from dapo_rl.lab.bench.race_report import _goal, print_race
+from dapo_rl.lab.bench.race_report import _goal, _kept_run, print_race
 from dapo_rl.lab.bench.race_trl import arguments
 
 SMALL = ("sampling.prompts_per_step=4", "sampling.group_size=4", "eval.prompts=8", "model.device=cpu")
@@ -19,7 +20,12 @@ SMALL = ("sampling.prompts_per_step=4", "sampling.group_size=4", "eval.prompts=8
 
 def run(contender, seed, *points):
     names = ("step", "seconds", "tokens", "accuracy")
-    return {"contender": contender, "seed": seed, "points": [dict(zip(names, p, strict=True)) for p in points]}
+    return {
+        "contender": contender,
+        "seed": seed,
+        "start_seconds": 3.0,
+        "points": [dict(zip(names, p, strict=True)) for p in points],
+    }
 
 
 RUNS = [
@@ -46,7 +52,7 @@ def test_every_seed_is_printed():
     report = {"recipe": "demo", "model": "tiny", "steps": 10, "runs": RUNS, "goals": goals}
     print_race(report, Console(file=out, width=200))
     text = out.getvalue()
-    assert "dapo-rl: 20.0% → 70.0%, 20.0% → 65.0% in 22 s" in text
+    assert "dapo-rl: 20.0% → 70.0%, 20.0% → 65.0% in 22 s, after 3 s of start-up" in text
     assert "10  12" in text
     assert "4.36×" in text
     assert "20  —" in text
@@ -67,6 +73,26 @@ def test_a_peer_gets_the_recipe_s_batch_and_updates():
     assert (given["learning_rate"], given["epsilon_high"]) == (config.train.lr, config.algo.clip_high)
 
 
+def test_a_micro_batch_is_part_of_an_update():
+    settings = ("sampling.prompts_per_step=16", "sampling.group_size=8", "train.mini_batches=2")
+    job = RaceJob("trl", "demo", settings, 0, 7, 2)
+    how = TRL_VARIANTS["vllm-liger-autocast"]
+    given = arguments(job, job.config(), how, torch.device("cpu"), torch.float32)
+    assert (given["per_device_train_batch_size"], given["gradient_accumulation_steps"]) == (32, 2)
+    assert given["steps_per_generation"] == 4
+    assert how.samples_at_once(16, 8) == 16
+
+
+def test_kept_results_are_not_run_again(tmp_path):
+    job = RaceJob("dapo", "demo", SMALL, 0, 2, 1)
+    kept = {"points": [{"step": 0, "seconds": 0.0, "tokens": 0, "accuracy": 0.5}], "start_seconds": 1.0}
+    path = tmp_path / "dapo-0.json"
+    path.write_text(json.dumps({"job": json.loads(job.to_json()), "run": kept}))
+    assert _kept_run(job, 1.0, tmp_path) == kept
+    with pytest.raises(UserError, match=r"dapo-0\.json is the result of another race; give each race its own directory"):
+        _kept_run(RaceJob("dapo", "demo", SMALL, 0, 3, 1), 1.0, tmp_path)
+
+
 def test_mistakes_are_one_line(tmp_path):
     for words, line in (
         (("--accuracy", "x"), "--accuracy: 'x' is not a list of percentages, as in 50,60,70"),
@@ -83,6 +109,7 @@ def test_both_contenders_run(tmp_path):
     result = dapo(
         *("bench", "race", "demo", *SMALL, "--against", "trl", "--seeds", "1", "--steps", "3", "--every", "2"),
         *("--accuracy", "99", "--json", "--out", tmp_path / "race.png"),
+        *("--results", tmp_path / "runs"),
         cwd=tmp_path,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
@@ -91,7 +118,9 @@ def test_both_contenders_run(tmp_path):
     ours, theirs = (run["points"] for run in report["runs"])
     assert [point["step"] for point in ours] == [point["step"] for point in theirs] == [0, 2, 3]
     assert ours[0]["accuracy"] == theirs[0]["accuracy"]  # the same weights and evaluation
+    assert all(run["start_seconds"] > 0 for run in report["runs"])
     for points in (ours, theirs):
         assert 0 < points[1]["seconds"] < points[2]["seconds"]
         assert 0 < points[1]["tokens"] < points[2]["tokens"]
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["dapo-0.json", "trl-0.json"]
     assert (tmp_path / "race.png").read_bytes().startswith(b"\x89PNG")

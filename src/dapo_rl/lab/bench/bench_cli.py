@@ -206,6 +206,12 @@ def race(
     every: Annotated[int, typer.Option(min=1, help="Steps between evaluations.")] = 5,
     accuracy: Annotated[str, typer.Option(help="Accuracies to reach, in percent.")] = "50,60,70",
     timeout: Annotated[float, typer.Option(help="Time limit per run, in seconds.")] = 3600,
+    peer_seeds: Annotated[
+        int | None, typer.Option(min=1, help="Runs of the peer.  [default: as --seeds]", show_default=False)
+    ] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="Keep each run's result here; runs whose results are here are not repeated.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Write the curves to this PNG file.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -225,7 +231,10 @@ def race(
     words = list(settings or ())
     recipe = words.pop(0) if words and "=" not in words[0] else "demo"
     names = ["dapo"] if against is None else ["dapo", against]
-    plan = Race(recipe, tuple(words), names, peer_variant, tuple(peer_setting or ()), seeds, steps, every, goals)
+    peer_settings = tuple(peer_setting or ())
+    plan = Race(
+        recipe, tuple(words), names, peer_variant, peer_settings, seeds, steps, every, goals, peer_seeds, results
+    )
     with _told() as tell:
         report = run_contenders(plan, timeout, tell)
     if out is not None:

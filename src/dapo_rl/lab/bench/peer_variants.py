@@ -18,8 +18,14 @@ class Variant:
     without_autocast: bool = False
     vllm: bool = False
     """vLLM in the same process."""
+    micro_batch: int | None = None
+    """Samples per micro-batch, where a whole mini-batch does not fit."""
     arguments: dict[str, Any] = field(default_factory=dict)
     """Further arguments of GRPOConfig."""
+
+    def samples_at_once(self, samples: int, group_size: int) -> int:
+        """The size of the micro-batches of an update on so many samples."""
+        return group_size if self.accumulate else min(samples, self.micro_batch or samples)
 
 
 TRL_VARIANTS: dict[str, Variant] = {
@@ -36,6 +42,9 @@ TRL_VARIANTS: dict[str, Variant] = {
     "vllm": Variant(vllm=True),
     "vllm-autocast": Variant(vllm=True, float32_weights=True),
     "vllm-liger": Variant(vllm=True, arguments={"use_liger_kernel": True}),
+    "vllm-liger-autocast": Variant(
+        vllm=True, float32_weights=True, micro_batch=32, arguments={"use_liger_kernel": True}
+    ),
 }
 
 VLLM_VARIANTS: dict[str, dict[str, Any]] = {

@@ -6,6 +6,7 @@ python -m dapo_rl.lab.bench.race RESULT < JOB
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -18,8 +19,10 @@ from dapo_rl.trainer import DAPOTrainer
 
 
 def race_dapo(job: RaceJob) -> dict[str, Any]:
+    started = time.perf_counter()
     with TemporaryDirectory(prefix="dapo-race-") as directory:
         with DAPOTrainer(config=job.config(), run_dir=Path(directory) / "run", display=Display()) as trainer:
+            start_seconds = time.perf_counter() - started
             trainer.train()
         rows = RunDirectory(Path(directory) / "run").read_metrics()
     points, seconds, tokens = [], 0.0, 0
@@ -28,7 +31,7 @@ def race_dapo(job: RaceJob) -> dict[str, Any]:
         tokens += row.get("sampling/tokens_generated", 0)
         if "eval/accuracy" in row:
             points.append({"step": row["step"], "seconds": seconds, "tokens": tokens, "accuracy": row["eval/accuracy"]})
-    return {"points": points}
+    return {"points": points, "start_seconds": start_seconds}
 
 
 def evaluate_weights(job: RaceJob) -> dict[str, Any]:

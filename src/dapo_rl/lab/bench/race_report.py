@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -13,7 +14,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from dapo_rl.base.files import beside
+from dapo_rl.base.files import atomic_write, beside
 from dapo_rl.base.format import counted, percent
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.compare import Tell, run_ours
@@ -38,6 +39,10 @@ class Race:
     steps: int
     every: int
     goals: Sequence[float]
+    peer_seeds: int | None = None
+    """As many as ours, if None."""
+    results: Path | None = None
+    """Where the result of each run is kept, and read from by the next race of the same runs."""
 
     def job(self, contender: str, seed: int) -> RaceJob:
         ours = contender == "dapo"
@@ -62,11 +67,13 @@ def run_contenders(race: Race, timeout: float, tell: Tell) -> dict[str, Any]:
     runs = []
     for seed in range(race.seeds):  # in turns, so that a machine that slows down slows all of them
         for name in race.contenders:
+            if name != "dapo" and race.peer_seeds is not None and seed >= race.peer_seeds:
+                continue
             what = f"{LABELS[name]}, seed {seed}"
             tell(what, None)
-            points = _points(race.job(name, seed), timeout)
-            runs.append({"contender": name, "seed": seed, "points": points})
-            tell(what, points[-1]["seconds"])
+            run = {"contender": name, "seed": seed, **_kept_run(race.job(name, seed), timeout, race.results)}
+            runs.append(run)
+            tell(what, run["points"][-1]["seconds"])
     return {
         "bench": "race",
         "recipe": race.recipe,
@@ -80,16 +87,33 @@ def run_contenders(race: Race, timeout: float, tell: Tell) -> dict[str, Any]:
     }
 
 
-def _points(job: RaceJob, timeout: float) -> list[dict[str, Any]]:
-    """A contender's seconds, tokens and accuracy after each evaluated step."""
+def _kept_run(job: RaceJob, timeout: float, results: Path | None) -> dict[str, Any]:
+    """A contender's run, or the result that an earlier race has kept of the same job."""
+    if results is None:
+        return _run(job, timeout)
+    path = results / f"{job.contender}-{job.seed}.json"
+    what = json.loads(job.to_json())
+    if path.exists():
+        kept = json.loads(path.read_text())
+        if kept["job"] != what:
+            raise UserError(f"--results: {path} is the result of another race; give each race its own directory")
+        run: dict[str, Any] = kept["run"]
+    else:
+        run = _run(job, timeout)
+        results.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, json.dumps({"job": what, "run": run}, indent=1) + "\n")
+    return run
+
+
+def _run(job: RaceJob, timeout: float) -> dict[str, Any]:
+    """A contender's seconds, tokens and accuracy after each evaluated step, and the seconds before the first."""
     with TemporaryDirectory(prefix="dapo-race-") as weights:
-        job = RaceJob(**{name: getattr(job, name) for name in RaceJob.__slots__} | {"weights": weights})
-        points: list[dict[str, Any]] = run_ours(job, timeout, MODULE)["points"]
+        run = run_ours(replace(job, weights=weights), timeout, MODULE)
         if job.contender != "dapo":
-            judge = RaceJob("evaluate", job.recipe, job.settings, job.seed, job.steps, job.every, weights=weights)
+            judge = replace(job, contender="evaluate", variant="", weights=weights)
             accuracies = run_ours(judge, timeout, MODULE)["accuracies"]
-            points = [point | {"accuracy": accuracies[str(point["step"])]} for point in points]
-    return points
+            run["points"] = [point | {"accuracy": accuracies[str(point["step"])]} for point in run["points"]]
+    return run
 
 
 def _goal(runs: Sequence[dict[str, Any]], contenders: Sequence[str], goal: float) -> dict[str, Any]:
@@ -131,11 +155,15 @@ def print_race(report: dict[str, Any], console: Console | None = None) -> None:
             row.append("" if goal["ratio"] is None else f"{goal['ratio']:.2f}×")
         table.add_row(*row)
     for name in names:
-        own = [run["points"] for run in report["runs"] if run["contender"] == name]
+        runs = [run for run in report["runs"] if run["contender"] == name]
+        own = [run["points"] for run in runs]
         ends = ", ".join(
             f"{percent(points[0]['accuracy'], 1)} → {percent(points[-1]['accuracy'], 1)}" for points in own
         )
-        console.print(f"{LABELS[name]}: {ends} in {median(points[-1]['seconds'] for points in own):,.0f} s")
+        console.print(
+            f"{LABELS[name]}: {ends} in {median(points[-1]['seconds'] for points in own):,.0f} s, after "
+            f"{median(run['start_seconds'] for run in runs):,.0f} s of start-up"
+        )
     console.print(table)
     console.print("seconds of training at the first evaluation that reached it, without start-up", style="dim")
 

@@ -37,6 +37,7 @@ SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "
 
 
 def race_trl(job: RaceJob) -> dict[str, Any]:
+    started = time.perf_counter()
     how = TRL_VARIANTS[job.variant]
     if how.vllm:  # before vLLM is imported
         for name, value in VLLM_ENVIRONMENT.items():
@@ -65,7 +66,7 @@ def race_trl(job: RaceJob) -> dict[str, Any]:
 
     class Callback(TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, *_: Any, **__: Any) -> None:
-            clock.resume()
+            clock.resume(first_after=started)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
             step, rest = divmod(state.global_step, updates_per_step(config))
@@ -90,7 +91,8 @@ def race_trl(job: RaceJob) -> dict[str, Any]:
         )
         trainer.train()
     verifier.close()
-    return {"points": [{"step": 0, "seconds": 0.0, "tokens": 0}, *clock.points]}
+    points = [{"step": 0, "seconds": 0.0, "tokens": 0}, *clock.points]
+    return {"points": points, "start_seconds": clock.start_seconds}
 
 
 def updates_per_step(config: Config) -> int:
@@ -100,7 +102,7 @@ def updates_per_step(config: Config) -> int:
 def arguments(job: RaceJob, config: Config, how: Variant, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     sampling, train, updates = config.sampling, config.train, updates_per_step(config)
     samples = sampling.prompts_per_step * sampling.group_size // train.mini_batches
-    micro_batch = sampling.group_size if how.accumulate else samples
+    micro_batch = how.samples_at_once(samples, sampling.group_size)
     given: dict[str, Any] = {
         "per_device_train_batch_size": micro_batch,
         "gradient_accumulation_steps": samples // micro_batch,
@@ -166,12 +168,15 @@ class _Clock:
 
     def __init__(self, device: torch.device, rewards: Rewards) -> None:
         self._device, self._rewards = device, rewards
-        self._seconds = self._since = 0.0
+        self._seconds = self._since = self.start_seconds = 0.0
         self.points: list[dict[str, Any]] = []
 
-    def resume(self) -> None:
+    def resume(self, first_after: float | None = None) -> None:
+        """`first_after` is when the start-up began that ends now."""
         synchronize(self._device)
         self._since = time.perf_counter()
+        if first_after is not None:
+            self.start_seconds = self._since - first_after
 
     def pause(self, step: int) -> None:
         synchronize(self._device)

@@ -90,7 +90,7 @@ def measure_trl(work: Workload, variant: str) -> Measurement:
 
 def trl_arguments(work: Workload, how: Variant) -> dict[str, Any]:
     config = work.config()
-    micro_batch = work.group if how.accumulate else work.samples
+    micro_batch = how.samples_at_once(work.samples, work.group)
     arguments: dict[str, Any] = {
         "per_device_train_batch_size": micro_batch,
         "gradient_accumulation_steps": work.samples // micro_batch,
