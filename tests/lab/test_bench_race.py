@@ -89,7 +89,7 @@ def test_kept_results_are_not_run_again(tmp_path):
     path = tmp_path / "dapo-0.json"
     path.write_text(json.dumps({"job": json.loads(job.to_json()), "run": kept}))
     assert _kept_run(job, 1.0, tmp_path) == kept
-    with pytest.raises(UserError, match=r"dapo-0\.json is the result of another race; give each race its own directory"):
+    with pytest.raises(UserError, match=r"dapo-0\.json is the result of another race; give each race its own"):
         _kept_run(RaceJob("dapo", "demo", SMALL, 0, 3, 1), 1.0, tmp_path)
 
 
