@@ -72,12 +72,13 @@ def race_trl(job: RaceJob) -> dict[str, Any]:
             step, rest = divmod(state.global_step, updates_per_step(config))
             if not rest and step in job.evaluated:
                 clock.pause(step)
-                save_model(trainer.accelerator.unwrap_model(trainer.model), tokenizer, Path(job.weights) / str(step))
+                trained = trainer.accelerator.unwrap_model(trainer.model)
+                save_model(trained, tokenizer, Path(job.weights) / str(step), dtype)
                 clock.resume()
 
     with TemporaryDirectory(prefix="dapo-race-trl-") as directory:
         if how.vllm:  # which reads the model from a directory
-            save_model(model, tokenizer, f"{directory}/model")
+            save_model(model, tokenizer, f"{directory}/model", dtype)
             model.name_or_path = model.config.name_or_path = f"{directory}/model"
         trainer = GRPOTrainer(
             model=model,

@@ -73,7 +73,7 @@ def measure_trl(work: Workload, variant: str) -> Measurement:
         model, tokenizer = open_model(work.model, weights, work.device, work.seed)
         tokenizer.padding_side = "left"
         if how.vllm:  # which reads the model from a directory
-            save_model(model, tokenizer, f"{directory}/model")
+            save_model(model, tokenizer, f"{directory}/model", getattr(torch, work.dtype))
             model.name_or_path = model.config.name_or_path = f"{directory}/model"
         prompts = random_prompts(tokenizer, work.prompts * (work.rounds + 1), work.prompt_tokens, work.seed)
         trainer = GRPOTrainer(
