@@ -9,7 +9,8 @@ import pytest
 from brief import look_briefly_at_the_machine
 from support import DAPO
 
-from dapo_rl.lab.bench.workload import ToolWork
+from dapo_rl.lab.bench.episodes import Steady, steady_state
+from dapo_rl.lab.bench.workload import ToolWork, Workload
 
 TOOLS = ToolWork(turns=3, observation_tokens=4, median_s=0.05, longest_s=0.2, at_a_time=6)
 QUICK = [
@@ -40,6 +41,35 @@ def test_latencies_are_lognormal_up_to_a_limit():
     assert sum(every) / len(every) == pytest.approx(1.0, rel=0.15)
 
 
+def work_of(tokens, turns):
+    sizes = {"prompts": 5, "group": 1, "tokens": tokens, "prompt_tokens": 8, "repeats": 1, "warmup": 0}
+    machine = {"dtype": "float32", "engine": "native", "device": "cpu"}
+    tools = ToolWork(turns=turns, observation_tokens=4, median_s=0.05, longest_s=0.2, at_a_time=2)
+    return Workload("episodes", "tiny", **sizes, **machine, tools=tools)
+
+
+def test_the_steady_state_has_neither_beginning_nor_end():
+    work = work_of(tokens=14, turns=2)
+    ends = [1.0, 1.0, 2.0, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0, 9.0]
+    # More than a fifth of 10 turns have ended at 2.0 s; then come 2.5, 3.0, 4.0 and 6.0, of 7 tokens each.
+    assert steady_state(ends, last_opened=6.0, work=work) == Steady(seconds=4.0, tokens=28)
+    assert steady_state(ends, last_opened=5.0, work=work) == Steady(seconds=3.0, tokens=21)
+    assert steady_state(ends, last_opened=2.0, work=work) is None
+
+
+@pytest.mark.slow
+def test_a_stream_of_episodes_has_a_steady_state():
+    result = report("--episodes", "24", "--at-a-time", "6", "--repeats", "1", "sampling.max_batch=4")
+    steady = result["steady"]
+    assert steady["seconds"] < result["seconds"]
+    assert steady["tokens"] % 4 == 0
+    assert 0 < steady["tokens"] < 0.8 * 24 * 12
+    assert steady["repeats"] == [{"seconds": steady["seconds"], "tokens": steady["tokens"]}]
+    assert steady["tokens_per_second"] == pytest.approx(steady["tokens"] / steady["seconds"])
+    one_turn = result["one_turn"]["tokens_per_second"]
+    assert steady["share_of_one_turn"] == pytest.approx(steady["tokens_per_second"] / one_turn)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [(), ("--sync", "env.workers=3"), ("--at-a-time", "2")])
 def test_episodes_beside_one_turn(words):
@@ -51,6 +81,7 @@ def test_episodes_beside_one_turn(words):
     assert result["share_of_one_turn"] == pytest.approx(result["one_turn"]["seconds"] / result["seconds"])
     assert 0 < result["engine_share"] < 1
     assert result["tools"]["at_a_time"] == (2 if "--at-a-time" in words else 6)
+    assert (result["steady"] is not None) == ("--at-a-time" in words)
     assert "against" not in result
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 
 from dapo_rl.engine_specs import engine_spec
 from dapo_rl.engines.build import build_engine
-from dapo_rl.engines.protocol import Completion, Engine, SamplingParams
+from dapo_rl.engines.protocol import Completion, Engine, Request, SamplingParams
 from dapo_rl.envs.build import Factory
 from dapo_rl.envs.chat_format import chat_format
 from dapo_rl.envs.pool import EnvironmentPool
@@ -37,6 +37,8 @@ from dapo_rl.types import Group, Prompt
 
 WARMUP_SHARE = 0.1
 """In warm-up rounds, tools take this share of their time."""
+BEGINNING = 0.2
+"""All episodes begin their first turns together. After this share of the turns, they are at different ones."""
 
 
 def resolve_work(work: Workload, variant: str = "") -> dict[str, Any]:
@@ -67,7 +69,7 @@ def measure_episodes(work: Workload, variant: str = "") -> Measurement:
 
         def run(offset: int, conversations: Conversations | None) -> Callable[[int], None]:
             def run_round(i: int) -> None:
-                engine.seconds = 0.0
+                engine.begin()
                 prompts, seed = every[(offset + i) * n : (offset + i + 1) * n], work.seed + offset + i
                 groups = list(
                     answer(
@@ -76,10 +78,13 @@ def measure_episodes(work: Workload, variant: str = "") -> Measurement:
                 )
                 check_groups(groups, work, turns=1 if conversations is None else tools.turns)
                 busy.append(engine.seconds)
+                if conversations is not None:
+                    steady.append(steady_state(engine.turn_ends, engine.last_opened, work))
 
             return run_round
 
         busy: list[float] = []
+        steady: list[Steady | None] = []
         device = pick_device(work.device)
         size = asdict(Size.of(model))
         del model
@@ -88,6 +93,7 @@ def measure_episodes(work: Workload, variant: str = "") -> Measurement:
         result = measure(run(0, conversations), work, device, {"size": size})
         result.facts["engine_seconds"] = median(busy[work.warmup :])
         result.facts["one_turn_seconds"] = list(one_turn.seconds)
+        result.facts["steady"] = [asdict(each) for each in steady[work.warmup :] if each is not None]
         engine.close()
     return result
 
@@ -134,19 +140,49 @@ def _check_context(model: Any, work: Workload) -> None:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Steady:
+    """The part of a round without its beginning and its end."""
+
+    seconds: float
+    tokens: int
+
+
+def steady_state(turn_ends: Sequence[float], last_opened: float, work: Workload) -> Steady | None:
+    """From the moment when more than `BEGINNING` of the turns have ended until the last episode begins; None if it
+    begins earlier. `turn_ends` are the times at which turns ended, in order; a turn's tokens count at its end."""
+    assert work.tools is not None
+    first = turn_ends[int(BEGINNING * len(turn_ends))]
+    if last_opened <= first:
+        return None
+    turns = sum(first < end <= last_opened for end in turn_ends)
+    return Steady(last_opened - first, turns * (work.tokens // work.tools.turns))
+
+
 class TimedEngine:
-    """An engine, and the seconds that it worked."""
+    """An engine, the seconds that it worked, and when it ended turns."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.seconds = 0.0
+        self.begin()
+
+    def begin(self) -> None:
+        """Forgets what was measured."""
+        self.seconds = self.last_opened = 0.0
+        self.turn_ends: list[float] = []
+
+    def submit(self, request: Request) -> None:
+        if request.untouched:
+            self.last_opened = time.perf_counter()
+        self._engine.submit(request)
 
     def poll(self, timeout_s: float | None = None) -> list[Completion]:
         started = time.perf_counter()
-        try:
-            return self._engine.poll(timeout_s)
-        finally:
-            self.seconds += time.perf_counter() - started
+        completions = self._engine.poll(timeout_s)
+        ended = time.perf_counter()
+        self.seconds += ended - started
+        self.turn_ends += [ended] * len(completions)
+        return completions
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from statistics import mean, median
 from typing import Any
@@ -60,6 +61,7 @@ def compare_episodes(work: Workload, against: str | None, timeout: float, tell: 
             "repeats": ours["facts"]["one_turn_seconds"],
         },
         "share_of_one_turn": one_turn / seconds,
+        "steady": _steady(ours["facts"]["steady"], work.response_tokens / one_turn),
         "machine": facts["machine"],
     }
     if against:
@@ -68,6 +70,20 @@ def compare_episodes(work: Workload, against: str | None, timeout: float, tell: 
             if theirs := report["against"].get(name):
                 theirs["ratio"] = report["tokens_per_second"] / theirs["tokens_per_second"]
     return report
+
+
+def _steady(rounds: Sequence[dict[str, float]], one_turn: float) -> dict[str, Any] | None:
+    """The rounds without their beginnings and ends. `one_turn`: tokens per second in one turn."""
+    if not rounds:
+        return None
+    tokens_per_second = median(each["tokens"] / each["seconds"] for each in rounds)
+    return {
+        "seconds": median(each["seconds"] for each in rounds),
+        "tokens": median(each["tokens"] for each in rounds),
+        "tokens_per_second": tokens_per_second,
+        "share_of_one_turn": tokens_per_second / one_turn,
+        "repeats": list(rounds),
+    }
 
 
 def _trl(work: Workload, timeout: float, tell: Tell) -> dict[str, Any]:
@@ -117,6 +133,8 @@ def print_episodes(report: dict[str, Any], console: Console | None = None) -> No
     table.add_row(f"{engine}, in one turn", *_cells(report["one_turn"]), "", "")
     kind = "synchronous" if tools["sync"] else "asynchronous"
     table.add_row(f"{engine}, {kind} tools", *_cells(report), percent(report["share_of_one_turn"], 1), "")
+    if steady := report["steady"]:
+        table.add_row("  in the steady state", *_cells(steady), percent(steady["share_of_one_turn"], 1), "")
     peer = report.get("against", {})
     for key in ("one_by_one", "at_once"):
         if key in peer:
@@ -124,6 +142,8 @@ def print_episodes(report: dict[str, Any], console: Console | None = None) -> No
             table.add_row(label, *_cells(peer[key]), "", f"{peer[key]['ratio']:.1f}×")
     console.print(table)
     console.print(Text(f"the engine worked {percent(report['engine_share'])} of the time"), highlight=False)
+    if not report["steady"]:
+        console.print(Text("no steady state: most episodes began at once; use --episodes 4 × --at-a-time or more"))
     if "skipped" in peer:
         console.print(Text(f"TRL with {peer['backend']} was skipped: {peer['skipped']}"), highlight=False)
     elif peer:
