@@ -1,34 +1,34 @@
 """The script of the `python` tool: it seals its own process, and then runs the code on its standard input.
 
-It imports the standard library alone. On Linux:
+It imports only modules of the standard library that load quickly, because every call starts a process. On Linux:
 
 - limits on time, memory, files and open files, and no capabilities;
 - Landlock: no files but those of Python and the system's libraries, which are read-only, and the working directory;
 - a seccomp filter: no sockets, no other processes and no signals to them, no changes of owners and permissions.
 
 Where the kernel has no such filter, a supervisor kills the processes that the code leaves, and the network is left by
-entering another namespace, if that is permitted. The argument is a JSON object: `cpu_s`, `memory`, `file_size`,
-`readable` (paths), `parent` (process id, or 0), `bare` (limits only) and `report`: print what is contained.
+entering another namespace, if that is permitted. The arguments are the limits `cpu_s`, `memory` and `file_size`, the
+process id of `parent` (or 0), whether to set limits only (`bare`), whether to `report` what is contained instead of
+running code, and the paths that are readable.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import json
 import os
-import platform
 import resource
-import signal
 import struct
 import sys
 import time
-from types import ModuleType
-from typing import Any
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _PDEATHSIG, _SECCOMP, _CAPBSET_DROP, _CHILD_SUBREAPER, _NO_NEW_PRIVS = 1, 22, 24, 36, 38
 _NEW_USER, _NEW_PIDS, _NEW_NETWORK = 0x10000000, 0x20000000, 0x40000000
 _EPERM, _ENOSYS = 1, 38
+_SIGKILL = 9
 _MAX_PROCESSES = 32
 
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
@@ -121,6 +121,19 @@ _ON_ITSELF = {
 _CLONE, _CLONE3, _CLONE_THREAD = (56, 220), 435, 0x10000
 
 
+class _suppressed:
+    """`contextlib.suppress`, whose module takes longer to import than Python to start."""
+
+    def __init__(self, *errors: type[BaseException]) -> None:
+        self._errors = errors
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
+        return kind is not None and issubclass(kind, self._errors)
+
+
 def _system_call(*arguments: Any) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
@@ -137,7 +150,7 @@ def _limit(cpu_s: int, memory: int, file_size: int) -> None:
     """Limits on this process that it cannot raise again."""
     limits = {"CPU": cpu_s, "AS": memory, "DATA": memory, "FSIZE": file_size, "NOFILE": 64, "CORE": 0, "MEMLOCK": 0}
     for name, value in limits.items():
-        with contextlib.suppress(AttributeError, ValueError, OSError):  # not on this platform
+        with _suppressed(AttributeError, ValueError, OSError):  # not on this platform
             number = getattr(resource, f"RLIMIT_{name}")
             _, hard = resource.getrlimit(number)
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -146,10 +159,10 @@ def _limit(cpu_s: int, memory: int, file_size: int) -> None:
 
 def _limit_processes(count: int) -> None:
     """The kernel counts all processes and threads of the user, and none of root."""
-    with contextlib.suppress(OSError, ValueError):
+    with _suppressed(OSError, ValueError):
         threads = 0
         for pid in filter(str.isdecimal, os.listdir("/proc")):
-            with contextlib.suppress(OSError):
+            with _suppressed(OSError):
                 threads += len(os.listdir(f"/proc/{pid}/task")) if os.stat(f"/proc/{pid}").st_uid == os.getuid() else 0
         resource.setrlimit(resource.RLIMIT_NPROC, (threads + count, threads + count))
 
@@ -157,6 +170,8 @@ def _limit_processes(count: int) -> None:
 def _supervise() -> None:
     """For where no filter forbids other processes: returns in a child. Its descendants are killed when it ends, even
     those that became daemons, or at SIGTERM."""
+    import signal
+
     _prctl(_CHILD_SUBREAPER, 1)
     child = os.fork()
     if not child:
@@ -167,23 +182,23 @@ def _supervise() -> None:
         return
     os.closerange(1, 3)
     status = None
-    with contextlib.suppress(KeyboardInterrupt):
+    with _suppressed(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         while status is None:
             ended, how = os.waitpid(child, os.WNOHANG)
             if ended:
                 status = os.waitstatus_to_exitcode(how)
             elif len(_descendants()) > _MAX_PROCESSES:
-                status = int(-signal.SIGKILL)
+                status = -_SIGKILL
             else:
                 time.sleep(0.005)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     deadline = time.monotonic() + 1
     while (left := _descendants()) and time.monotonic() < deadline:
         for pid in left:
-            with contextlib.suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
-        with contextlib.suppress(ChildProcessError):
+            with _suppressed(OSError):
+                os.kill(pid, _SIGKILL)
+        with _suppressed(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
     os._exit(128 - status if status is not None and status < 0 else status or 0)
@@ -192,9 +207,9 @@ def _supervise() -> None:
 def _descendants() -> list[int]:
     """All processes below this one; empty without /proc."""
     children: dict[int, list[int]] = {}
-    with contextlib.suppress(OSError):
+    with _suppressed(OSError):
         for name in filter(str.isdecimal, os.listdir("/proc")):
-            with contextlib.suppress(OSError, ValueError), open(f"/proc/{name}/stat", "rb") as stat:
+            with _suppressed(OSError, ValueError), open(f"/proc/{name}/stat", "rb") as stat:
                 parent = int(stat.read().rpartition(b")")[2].split()[1])
                 children.setdefault(parent, []).append(int(name))
     found = children.get(os.getpid(), [])
@@ -208,12 +223,12 @@ def _drop_capabilities() -> None:
     for capability in range(64):
         _prctl(_CAPBSET_DROP, capability)
     _prctl(_NO_NEW_PRIVS, 1)
-    with contextlib.suppress(AttributeError):
+    with _suppressed(AttributeError):
         ctypes.CDLL(None).capset(struct.pack("Ii", 0x20080522, 0), bytes(24))
 
 
 def _die_with(parent: int) -> None:
-    _prctl(_PDEATHSIG, int(signal.SIGKILL))
+    _prctl(_PDEATHSIG, _SIGKILL)
     if parent and os.getppid() != parent:
         os._exit(1)
 
@@ -240,7 +255,7 @@ def _restrict_files(readable: list[str], directory: str) -> bool:
     devices = [f"/dev/{name}" for name in ("null", "zero", "random", "urandom")]
     allowed = [*((path, read) for path in readable), *((path, 4 | 2) for path in devices), (directory, every)]
     for path, access in allowed:
-        with contextlib.suppress(OSError):
+        with _suppressed(OSError):
             file = os.open(path, os.O_PATH)
             access &= every if os.path.isdir(path) else every & of_a_file
             _system_call(add, rules, 1, struct.pack("=Qi", access, file), 0)
@@ -252,9 +267,10 @@ def _restrict_files(readable: list[str], directory: str) -> bool:
 
 def _filter_calls() -> bool:
     """The seccomp filter; whether there is one for this machine."""
-    if sys.platform != "linux" or platform.machine() not in _ARCHITECTURES or ctypes.sizeof(ctypes.c_void_p) != 8:
+    machine = os.uname().machine if sys.platform == "linux" else ""
+    if machine not in _ARCHITECTURES or ctypes.sizeof(ctypes.c_void_p) != 8:
         return False
-    architecture, column = _ARCHITECTURES[platform.machine()]
+    architecture, column = _ARCHITECTURES[machine]
     load, equal, at_least, any_bit, answer = 0x20, 0x15, 0x35, 0x45, 0x06
     allow, deny, kill = 0x7FFF0000, 0x00050000 | _EPERM, 0x80000000
     number, first_argument = 0, 16
@@ -280,47 +296,53 @@ def _filter_calls() -> bool:
 
 def _run(code: bytes) -> None:
     """Runs the code as `__main__`, and shows the end of a traceback."""
-    import linecache
-    import traceback
-
-    module = ModuleType("__main__")
+    module = type(sys)("__main__")
     module.__dict__["__builtins__"] = __builtins__
     sys.modules["__main__"] = module
     sys.argv = ["code.py"]
     try:
-        lines = code.decode("utf-8", "replace").splitlines(keepends=True)
-        linecache.cache["code.py"] = (len(code), None, lines, "code.py")
         exec(compile(code, "code.py", "exec", dont_inherit=True), module.__dict__)
     except SystemExit:
         raise
     except BaseException as error:
-        kept = None if isinstance(error, SyntaxError) or error.__traceback__ is None else error.__traceback__.tb_next
-        with contextlib.suppress(BaseException):
+        with _suppressed(BaseException):
             sys.stdout.flush()
-        traceback.print_exception(type(error), error, kept, limit=-4, chain=False)
+        _show(error, code)
         sys.exit(1)
 
 
+def _show(error: BaseException, code: bytes) -> None:
+    import linecache
+    import traceback
+
+    lines = code.decode("utf-8", "replace").splitlines(keepends=True)
+    linecache.cache["code.py"] = (len(code), None, lines, "code.py")
+    kept = None if isinstance(error, SyntaxError) or error.__traceback__ is None else error.__traceback__.tb_next
+    traceback.print_exception(type(error), error, kept, limit=-4, chain=False)
+
+
 def main() -> None:
-    options = json.loads(sys.argv[1])
+    cpu_s, memory, file_size, parent, bare, report = map(int, sys.argv[1:7])
     with open(0, "rb", closefd=False) as stream:
         code = stream.read()
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
-    done = {"network": False, "files": False, "processes": False}
+    contained = []
     if sys.platform == "linux":
         _drop_capabilities()
-        _die_with(options["parent"])
-        done["files"] = not options["bare"] and _restrict_files(options["readable"], os.getcwd())
-    _limit(options["cpu_s"], options["memory"], options["file_size"])
-    if not options["bare"] and _filter_calls():
-        done["network"] = done["processes"] = True
+        _die_with(parent)
+        if not bare and _restrict_files(sys.argv[7:], os.getcwd()):
+            contained.append("files")
+    _limit(cpu_s, memory, file_size)
+    if not bare and _filter_calls():
+        contained += ["network", "processes"]
     else:
-        done["network"] = _unshare()
+        if _unshare():
+            contained.append("network")
         _supervise()
-    if options["report"]:
-        print(json.dumps(done))
+    if report:
+        print(*contained)
     else:
         _run(code)
 
