@@ -74,7 +74,10 @@ DEFAULTS = {
         **{"lr": None, "pretrain_steps": None, "lambda_policy": "adaptive", "lambda_critic": 1.0},
         **{"length_alpha": 0.05, "lambda_lowest": 0.0, "value_clip": None, "whiten": False},
     },
-    "teacher": {"name": None, "weight": 1.0},
+    "teacher": {
+        **{"name": None, "weight": 1.0, "prompt": None},
+        **{"model": None, "api_key_env": None, "timeout_s": 60.0, "retries": 4},
+    },
     "eval": {"every": None, "prompts": None, "samples": 1, "temperature": 1.0, "top_p": 1.0},
     "checkpoint": {"every": None, "save_final": True, "keep": 2},
     "log": {"rollouts": True, "keep_rollouts": None, "report": True, "trackers": ()},
@@ -94,7 +97,7 @@ LEAST = {
     **dict.fromkeys((f"train.{name}" for name in ("steps", "mini_batches", "epochs_per_step")), 1),
     **dict.fromkeys((f"sampling.{name}" for name in ("top_k", "max_staleness", "skip_solved_epochs")), 0),
     **dict.fromkeys(("seed", "reward.workers", "overlong.cache_length", "train.warmup_steps"), 0),
-    **dict.fromkeys(("critic.pretrain_steps", "cluster.restarts", "algo.max_token_staleness"), 0),
+    **dict.fromkeys(("critic.pretrain_steps", "cluster.restarts", "algo.max_token_staleness", "teacher.retries"), 0),
     "reward.memory_mb": 64,
     "env.memory_mb": 64,
     **dict.fromkeys(("env.max_turns", "env.max_turn_tokens", "env.max_observation_tokens", "env.workers"), 1),
@@ -113,6 +116,7 @@ ABOVE_ZERO = (
     *("train.lr", "train.max_grad_norm", "critic.lr", "critic.length_alpha", "critic.value_clip", "eval.top_p"),
     *("critic.pretrain_until", "sampling.replay_pass_rate"),
     *("cluster.timeout_s", "model.lora.alpha", "env.timeout_s", "teacher.weight", "algo.importance_floor"),
+    "teacher.timeout_s",
     *("algo.entropy_target", "algo.entropy_coef_delta", "algo.entropy_coef_max"),
     *("algo.top_entropy_quantile", "algo.cov_share", "algo.tau_pos", "algo.tau_neg"),
 )

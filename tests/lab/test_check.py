@@ -131,6 +131,7 @@ FLIPS = [
     ("algo.entropy_coef_max", 0.1, set()),  # likewise
     ("teacher.name", "tiny", {"Teacher"}),
     ("teacher.weight", 0.5, {"Teacher"}),
+    ("teacher.prompt", "{prompt} {answer}", {"Teacher"}),
     ("algo.kl_kind", "k1", set()),  # without a coefficient it has no effect
     ("algo.kl_in", "reward", set()),  # likewise
     ("algo.positive_lm_coef", 0.1, {"LM loss of correct samples"}),

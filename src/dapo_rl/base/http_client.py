@@ -112,7 +112,7 @@ def _refused(error: HTTPError, key: str | None) -> CallError:
             said = error.read(4096).decode("utf-8", "replace")
         except OSError:
             said = ""
-    said = one_line(said.replace(key, "***") if key else said, 200)
+    said = said and one_line(said.replace(key, "***") if key else said, 200)
     line = f"the server answered {error.code} {one_line(str(error.reason), 60)}{f': {said}' if said else ''}"
     again = error.code in _AGAIN or error.code >= 500
     return CallError(line, again, _wait_s(error.headers.get("Retry-After")), status=error.code)

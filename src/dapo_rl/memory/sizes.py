@@ -211,9 +211,10 @@ def _reward_bytes(config: Config, width: int, on_cpu: bool) -> int:
 
 def _reference_bytes(config: Config, size: ModelSize) -> int:
     """Of the frozen model in float32: a teacher, or the initial model, unless it is the base of the adapters."""
-    if config.teacher.name is not None:
+    if config.teacher.loaded:
+        assert config.teacher.name is not None
         return 4 * size_of(config.teacher.name).parameters
-    return 4 * size.parameters * (config.algo.kl_coef > 0 and config.model.lora is None)
+    return 4 * size.parameters * (config.needs_reference and config.model.lora is None)
 
 
 def trained_parameters(config: Config, size: ModelSize) -> int:

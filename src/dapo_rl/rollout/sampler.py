@@ -109,6 +109,8 @@ class Sampler:
         self._paused: PausedBatch | None = None
         self._failed: BatchBuilder | None = None
         """The batch of a `fill` that raised an error."""
+        self._full: BatchBuilder | None = None
+        """The batch that the last `fill` has returned."""
 
     @property
     def has_environment(self) -> bool:
@@ -141,13 +143,20 @@ class Sampler:
             self._on_step(self._engine.version)  # samples that finish during the update belong to the next step
             self._pause(BatchBuilder(0))
 
+    def take_back(self, seconds: float) -> None:
+        """After a `fill` whose batch was not trained on: `save` saves the batch, and the next `fill` returns it.
+        `seconds` is the time spent on it since that fill began."""
+        assert self._full is not None
+        self._full.earlier_seconds += seconds
+        self._pause(self._full)
+
     def _pause(self, builder: BatchBuilder) -> None:
         builder.finished_tokens += self._episodes.drain()
         self._paused = PausedBatch(builder, self._admission.rejected, self._episodes.pause())
 
     def _begin(self, n: int) -> BatchBuilder:
         """A new batch, or the one that was interrupted."""
-        self._failed = None
+        self._failed = self._full = None
         paused, self._paused = self._paused, None
         if paused is None:
             builder = BatchBuilder(n)
@@ -179,8 +188,10 @@ class Sampler:
         if not self._during_updates:
             builder.finished_tokens += self._episodes.drain()
         self._judge(builder, everything=True)
+        dropped = builder.dropped
         filled_up, at_the_cap = at_cap(builder, self._settings) if builder.missing else (frozenset[int](), None)
         self._settle(builder)
+        self._full = builder.without(filled_up, dropped)
         return SampledBatch(
             kept=tuple(builder.kept),
             dropped=tuple(builder.dropped),

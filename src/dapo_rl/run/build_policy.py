@@ -72,9 +72,9 @@ def build_critic(model: Any, tokenizer: Any, config: Config, longest: int, plan:
 
 def _reference(model: Any, tokenizer: Any, config: Config) -> Any:
     """The frozen model that samples are scored by, besides the policy; None if there is none."""
-    if config.teacher.name is not None:
+    if config.teacher.loaded:
         return load_teacher(config, tokenizer)
-    return reference_of(model) if config.algo.kl_coef > 0 else None
+    return reference_of(model) if config.needs_reference else None
 
 
 def reference_of(model: Any) -> Any:

@@ -185,7 +185,8 @@ def _train(run: Training) -> None:
             _save(run, step)
             run.checkpoints.wait()
             if run.checkpoints.failure is None:
-                run.display.note(f"step {step}: stopped while sampling; resuming continues with what was sampled")
+                when = "before the update" if filled else "while sampling"
+                run.display.note(f"step {step}: stopped {when}; resuming continues with what was sampled")
             raise
         progress.step, progress.metrics = step, done.metrics
         progress.ledger.add(done.fill, done.batch)
@@ -321,8 +322,12 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
         run.engine.release_memory()
         if run.verifiers is not None:
             run.verifiers.release_memory()
-    for transform in run.transforms:
-        batch = transform(batch)
+    try:
+        for transform in run.transforms:
+            batch = transform(batch)
+    except StopRequested:  # nothing was learnt from the batch
+        run.sampler.take_back(time.perf_counter() - started)
+        raise
     mismatch = _mismatch(run, batch)
     done = _update(run, step, batch)
     early = _end_pretraining(run, batch)
