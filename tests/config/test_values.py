@@ -35,6 +35,7 @@ DEFAULTS = {
             "wait_for_verdicts": True,
             "skip_solved_epochs": 0,
             "selection": "uniform",
+            "source_weights": "fixed",
             "length_stages": {},
             "replay_hard": 0.0,
             "replay_pass_rate": 0.25,

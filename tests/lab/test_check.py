@@ -166,6 +166,7 @@ FLIPS = [
     ("sampling.replay_hard", 0.2, {"Replayed prompts"}),
     ("sampling.replay_pass_rate", 0.5, {"Replayed prompts"}),
     ("sampling.selection", "informative", {"Selected prompts"}),
+    ("sampling.source_weights", "informative", {"Selected prompts"}),
     ("data.system_prompt", "Think.", {"Text of prompts"}),
     ("data.chat_template", "never", {"Text of prompts"}),
     ("data.chat_template_kwargs", {"enable_thinking": False}, {"Text of prompts"}),

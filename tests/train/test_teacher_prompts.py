@@ -59,6 +59,8 @@ def test_a_prompt_in_chat_form_keeps_its_other_messages():
     several = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}, *MESSAGES["prompt"][1:]]
     assert read([MESSAGES | {"prompt": several}]) == [f"<user>Hi<assistant>Yes<user>{FILLED}<a>"]
     assert read([MESSAGES], chat_template="never") == ["Sums.\n\n" + FILLED]
+    begun = {"prompt": [*MESSAGES["prompt"], {"role": "assistant", "content": "So"}], "answer": "2"}
+    assert read([begun], chat_template="never") == [f"Sums.\n\n{FILLED}\n\nSo"]
 
 
 def test_prompts_of_both_forms_keep_their_order():

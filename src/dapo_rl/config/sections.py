@@ -294,6 +294,8 @@ class SamplingSettings(Section):
     selection: Literal["uniform", "informative"] = "uniform"
     """`informative`: a curriculum that prefers prompts whose groups are predicted to be neither all right nor all
     wrong."""
+    source_weights: Literal["fixed", "informative"] = "fixed"
+    """`informative`: the weights of a list of sources follow their recent shares of informative groups."""
     replay_hard: float = Field(0.0, ge=0, lt=1)
     """Share of the draws, besides the order of the epoch, that replays prompts that were seldom solved so far; 0 is
     off."""
