@@ -105,7 +105,7 @@ class Sampler:
         self._admission = Admission()
         self._acceptance, self._grading = Acceptance(), Grading()
         self._told_of_waiting = False
-        self._check = check_nothing
+        self._check, self._began = check_nothing, 0.0
         self._paused: PausedBatch | None = None
         self._failed: BatchBuilder | None = None
         """The batch of a `fill` that raised an error."""
@@ -122,12 +122,12 @@ class Sampler:
         `check` is called every fraction of a second. If it raises a StopRequested, the fill ends early: nothing that
         was sampled is lost, `save` saves it, and the next fill continues with it.
         """
-        self._check, started = check, time.perf_counter()
+        self._check, self._began = check, time.perf_counter()
         builder = self._begin(n)
         try:
             return self._fill(builder)
         except StopRequested:
-            builder.earlier_seconds += time.perf_counter() - started
+            builder.earlier_seconds += time.perf_counter() - self._began
             self._pause(builder)
             raise
         except Exception:
@@ -143,11 +143,10 @@ class Sampler:
             self._on_step(self._engine.version)  # samples that finish during the update belong to the next step
             self._pause(BatchBuilder(0))
 
-    def take_back(self, seconds: float) -> None:
-        """After a `fill` whose batch was not trained on: `save` saves the batch, and the next `fill` returns it.
-        `seconds` is the time spent on it since that fill began."""
+    def take_back(self) -> None:
+        """After a `fill` whose batch was not trained on: `save` saves the batch, and the next `fill` returns it."""
         assert self._full is not None
-        self._full.earlier_seconds += seconds
+        self._full.earlier_seconds += time.perf_counter() - self._began
         self._pause(self._full)
 
     def _pause(self, builder: BatchBuilder) -> None:

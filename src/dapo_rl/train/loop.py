@@ -181,6 +181,8 @@ def _train(run: Training) -> None:
             with _keeping(run, step, filled), _or_diverged(run, step):
                 done = _step(run, step, filled)
         except StopRequested:
+            if filled:  # a transform has stopped the run, and nothing was learnt from the batch
+                run.sampler.take_back()
             progress.wall_seconds = time.perf_counter() - origin
             _save(run, step)
             run.checkpoints.wait()
@@ -322,12 +324,8 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
         run.engine.release_memory()
         if run.verifiers is not None:
             run.verifiers.release_memory()
-    try:
-        for transform in run.transforms:
-            batch = transform(batch)
-    except StopRequested:  # nothing was learnt from the batch
-        run.sampler.take_back(time.perf_counter() - started)
-        raise
+    for transform in run.transforms:
+        batch = transform(batch)
     mismatch = _mismatch(run, batch)
     done = _update(run, step, batch)
     early = _end_pretraining(run, batch)
