@@ -56,6 +56,10 @@ class VerifierStopError(StopRequested, UserError):
     and says why."""
 
 
+class TeacherStopError(StopRequested, UserError):
+    """The teacher's server does not answer. The run stops with a checkpoint, and says why."""
+
+
 class CapReachedError(UserError):
     """Dynamic sampling reached `sampling.cap` before the batch was full, with `sampling.on_cap: error`."""
 

@@ -98,7 +98,6 @@ def test_what_of_kl_in_the_reward_has_no_counterpart(converted):
         ("critic.ppo_epochs=4", "critic.ppo_epochs"),
         ("critic.ppo_mini_batch_size=64", "critic.ppo_mini_batch_size"),
         ("critic.loss_agg_mode=seq-mean-token-mean", "critic.loss_agg_mode"),
-        ("critic.model.path=other actor_rollout_ref.model.path=m", "critic.model.path"),
         ("critic.model.lora_rank=8", "critic.model.lora_rank"),
     ],
 )

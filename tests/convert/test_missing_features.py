@@ -8,6 +8,7 @@ from dapo_rl.errors import UserError
 VERL = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_files=a.parquet "
 ROLLOUT = "actor_rollout_ref.rollout"
 SWIFT = "swift rlhf --rlhf_type grpo --dataset d --num_generations 8 --per_device_train_batch_size 8 "
+TAUGHT = "distillation.enabled=True distillation.teacher_models.a.model_path=t "
 AREAL = "gconfig: {n_samples: 4}\ntrain_dataset: {path: d, batch_size: 16}\n"
 
 
@@ -19,13 +20,15 @@ AREAL = "gconfig: {n_samples: 4}\ntrain_dataset: {path: d, batch_size: 16}\n"
         ("a.sh", VERL + "actor_rollout_ref.model.path=Qwen/Qwen2.5-VL-7B-Instruct", "is a vision-language model): not"),
         ("a.sh", VERL + 'actor_rollout_ref.model.path="$ROOT/Qwen3-VL-8B"', "images (actor_rollout_ref.model.path="),
         ("a.sh", VERL.replace("trainer", "experimental.vla"), "vision-language-action models ((trainer)=vla)"),
-        ("a.sh", VERL + "distillation.enabled=True", "distillation from a teacher (distillation.enabled=True)"),
+        ("a.sh", VERL + "distillation.enabled=True", "by another loss (distillation with no model_path of a teacher)"),
+        ("a.sh", VERL + TAUGHT + "distillation.distillation_loss.use_policy_gradient=False",
+         "by another loss (distillation.distillation_loss.use_policy_gradient=False, distillation.distillation_loss."),
+        ("a.sh", VERL + TAUGHT + "distillation.teacher_models.b.model_path=c", "(distillation with several teachers)"),
         ("a.yaml", "data: {image_key: pictures}\nactor_rollout_ref: {rollout: {n: 8}}\n", "images (data.image_key="),
         ("a.sh", SWIFT + "--model OpenGVLab/InternVL3-8B", "images (model=OpenGVLab/InternVL3-8B is a vision-language"),
-        ("a.sh", SWIFT + "--model m --teacher_model t", "distillation from a teacher (teacher_model=t)"),
-        ("a.sh", "swift rlhf --rlhf_type gkd --model m --dataset d", "distillation from a teacher (rlhf_type=gkd)"),
+        ("a.sh", "swift rlhf --rlhf_type gkd --model m --dataset d", "distillation by another loss (rlhf_type=gkd)"),
         ("a.yaml", AREAL + "actor: {path: llava-hf/llava-1.5-7b-hf}", "images (actor.path=llava-hf/llava-1.5-7b-hf"),
-        ("a.yaml", AREAL + "teacher: {path: t}", "distillation from a teacher (teacher.path=t)"),
+        ("a.yaml", AREAL + "teacher: {path: t}", "distillation by another loss (teacher.path=t)"),
         ("a.yaml", "train_dataset: {path: d, type: sft}\nactor: {path: m}", "supervised fine-tuning (train_dataset."),
         ("a.yaml", "train_dataset: {path: d, type: rw}\nactor: {path: m}", "training a reward model"),
         ("a.yaml", "train_dataset: {path: d, type: dpo}\nactor: {path: m}", "learning from preferences"),

@@ -284,8 +284,14 @@ def test_the_fewest_processes_that_give_whole_groups(recipe):
 def test_weights_of_reward_models_come_after_those_of_functions(recipe):
     script = "NPROC_PER_NODE=1 swift rlhf --rlhf_type grpo --model m --dataset d --per_device_train_batch_size 8 "
     text, rows = recipe(script + "--reward_funcs accuracy --reward_model a b --reward_weights 0.5 1 1")
-    assert text["reward"]["verifier"] == [{"verifier": "math", "weight": 0.5}]
-    assert rows["reward_model"].learns
+    assert text["reward"]["verifier"] == [{"verifier": "math", "weight": 0.5}, "model:a", "model:b"]
+    assert not rows["reward_model"].learns
+    text, rows = recipe(script + "--reward_model a")
+    assert text["reward"]["verifier"] == "model:a"
+    script = "trl grpo --model_name_or_path m --dataset_name d --num_generations 8 --num_processes 1 "
+    text, rows = recipe(script + "--reward_funcs accuracy_reward org/rm --reward_model_name_or_path a")
+    assert text["reward"]["verifier"] == ["model:a", "math", "model:org/rm"]
+    assert not rows["reward_model_name_or_path"].learns
 
 
 @pytest.mark.parametrize(

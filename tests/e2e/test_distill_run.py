@@ -67,6 +67,32 @@ def test_a_teacher_that_is_the_pupil_has_nothing_to_say(tmp_path):
     assert abs(row["actor/grad_norm"]) < 1e-3
 
 
+@pytest.mark.parametrize("lora", [(), ("model.lora.rank=4",)])
+def test_without_a_name_the_teacher_is_the_policy_as_the_run_starts(tmp_path, lora):
+    """With the policy's own prompt it has nothing to say at first, also after a stop; with another it has."""
+    own = ("algo.advantage=distill", "teacher.prompt='{prompt}'", *lora)
+    with trainer_for(tmp_path / "run", *own, "train.steps=1") as trainer:
+        trainer.train()
+    (first,) = RunDirectory(tmp_path / "run").read_metrics()
+    assert abs(first["teacher/kl"]) < 1e-5
+    other = ("teacher.prompt='{prompt}{answer} {prompt}'", "algo.kl_coef=0.01", "train.steps=2", *lora)
+    with trainer_for(tmp_path / "other", *other) as trainer:
+        trainer.stop_requested = lambda: trainer._run.progress.step == 1
+        trainer.train()
+    with trainer_for(tmp_path / "other", *other) as trainer:
+        trainer.train(resume=True)
+    with trainer_for(tmp_path / "whole", *other) as trainer:
+        trainer.train()
+    rows, whole = (RunDirectory(tmp_path / name).read_metrics() for name in ("other", "whole"))
+    assert abs(rows[0]["actor/kl_loss"]) < 0.01 < rows[0]["teacher/kl"]  # the reference reads the pupil's prompt
+    assert [row["teacher/kl"] for row in rows] == [row["teacher/kl"] for row in whole]
+
+
+def test_its_prompt_must_fit_into_its_context(tmp_path):
+    with pytest.raises(UserError, match=r"^teacher\.prompt: .* exceeds the model's context of 512"):
+        trainer_for(tmp_path / "run", f"teacher.prompt='{'1' * 500}{{prompt}}'").close()
+
+
 def test_rewards_and_a_teacher_add_up(tmp_path):
     """With a teacher that has nothing to say, the advantages are those of the rewards."""
     for name, settings in (("alone", ()), ("taught", ("teacher.name=tiny",))):

@@ -131,6 +131,7 @@ FLIPS = [
     ("algo.entropy_coef_max", 0.1, set()),  # likewise
     ("teacher.name", "tiny", {"Teacher"}),
     ("teacher.weight", 0.5, {"Teacher"}),
+    ("teacher.prompt", "{prompt} {answer}", {"Teacher"}),
     ("algo.kl_kind", "k1", set()),  # without a coefficient it has no effect
     ("algo.kl_in", "reward", set()),  # likewise
     ("algo.positive_lm_coef", 0.1, {"LM loss of correct samples"}),
@@ -165,6 +166,7 @@ FLIPS = [
     ("sampling.replay_hard", 0.2, {"Replayed prompts"}),
     ("sampling.replay_pass_rate", 0.5, {"Replayed prompts"}),
     ("sampling.selection", "informative", {"Selected prompts"}),
+    ("sampling.source_weights", "informative", {"Selected prompts"}),
     ("data.system_prompt", "Think.", {"Text of prompts"}),
     ("data.chat_template", "never", {"Text of prompts"}),
     ("data.chat_template_kwargs", {"enable_thinking": False}, {"Text of prompts"}),

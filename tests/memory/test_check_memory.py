@@ -115,6 +115,16 @@ def test_lora_trains_only_its_adapters():
     assert only.sizes.gradients == 4 * 24 * 8 * ((896 + 896) + (896 + 128))
 
 
+def test_a_teacher_in_turns_is_what_it_takes_beyond_the_gradients():
+    teacher = {"teacher__name": "qwen2.5-1.5b"}
+    kept, turned = need(**teacher), need(**teacher, train__memory="time_share")
+    own = 4 * KNOWN["qwen2.5-1.5b"].parameters
+    assert sizes(kept.parts())["reference model"] == own
+    assert sizes(turned.parts())["reference model"] == own - 4 * 494_032_768
+    small = need("qwen2.5-1.5b", teacher__name="qwen2.5-0.5b", train__memory="time_share")
+    assert "reference model" not in sizes(small.parts())
+
+
 def test_vllm_takes_its_share():
     parts = sizes(need(engine="vllm").parts())
     assert parts["engine's weights"] == pytest.approx(0.4 * 140 * GIB, abs=1)

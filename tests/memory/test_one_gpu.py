@@ -88,6 +88,25 @@ def test_what_is_picked_on_24_80_and_139_gib(name, picks):
     assert tuple(plan and (plan.time_share, plan.recompute) for plan in plans) == picks
 
 
+def test_a_teacher_is_on_the_host_while_the_engine_samples():
+    """In turns it also leaves before there are gradients; a rank keeps its share."""
+    plain, run = sizes("qwen2.5-1.5b", 139), sizes("qwen2.5-1.5b", 139, teacher__name="qwen2.5-7b")
+    own, gradients = 4 * P7, plain.gradients
+    assert own > gradients > 0
+    assert (run.reference, run.teacher) == (own, own)
+    assert run.sampling(1000) == plain.sampling(1000)
+    assert run.updating(5000, recompute=False) == plain.updating(5000, recompute=False) + own - gradients
+    assert run.keeping(1000, 5000, recompute=False) == plain.keeping(1000, 5000, recompute=False) + own
+    rank = run.divided(4)
+    assert rank.sampling(1000) - plain.divided(4).sampling(1000) == own // 4
+    small = sizes("qwen2.5-1.5b", 139, teacher__name="qwen2.5-0.5b")
+    assert small.updating(5000, recompute=False) == plain.updating(5000, recompute=False)
+    initial = sizes("qwen2.5-1.5b", 139, algo__kl_coef=0.1)  # the reference model of a KL penalty stays
+    assert (initial.reference, initial.teacher) == (plain.weights, 0)
+    assert sizes("qwen2.5-1.5b", 139, teacher__prompt="{prompt} {answer}").reference == plain.weights
+    assert sizes("qwen2.5-1.5b", 139, teacher__name="http://localhost:8000/v1").reference == 0
+
+
 def test_a_plan_that_keeps_everything_changes_nothing():
     assert find_plan(sizes("qwen2.5-1.5b", 139), PlanSettings()) == MemoryPlan()
 

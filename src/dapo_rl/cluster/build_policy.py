@@ -146,9 +146,9 @@ class RankRecipe:
         model, config = self._load_model(), self.config
         if config.model.lora is not None:
             add_lora(model, config.model.lora, config.seed)
-        if config.teacher.name is not None:
+        if config.teacher.loaded:
             return model, {"reference": load_teacher(config, self.tokenizer, "cpu")}
-        if config.algo.kl_coef == 0:
+        if not config.needs_reference:
             return model, {}
         # A model with adapters is, without them, its own reference.
         return model, {"reference": model if has_lora(model) else copy.deepcopy(model).requires_grad_(False)}

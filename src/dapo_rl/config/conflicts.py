@@ -6,10 +6,11 @@ import math
 from collections.abc import Collection, Iterator
 
 from dapo_rl.base.format import counted
+from dapo_rl.base.placeholders import fault_of_names
 from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.choices import FIXED_OPTIONS, KL_KINDS, NORMALIZATIONS, VERIFIERS, is_function, is_judge
-from dapo_rl.config.sections import ClusterSettings
+from dapo_rl.config.sections import ClusterSettings, TeacherSettings
 from dapo_rl.config.settings import RunSettings
 from dapo_rl.engine_specs import ENGINES, engine_spec
 from dapo_rl.objectives import ADVANTAGES, DISTILL, GAE, LOSSES
@@ -20,6 +21,8 @@ FIXED_TEMPLATE_ARGUMENTS = (
     *("tokenizer_kwargs", "tools", "documents"),
 )
 """Arguments of `apply_chat_template` that are not settings of a template, or that several turns need."""
+TEACHER_FIELDS = ("prompt", "answer")
+"""What `teacher.prompt` may name in braces."""
 
 
 def conflicts(config: RunSettings) -> Iterator[str]:
@@ -137,16 +140,37 @@ def _critic(config: RunSettings) -> Iterator[str]:
 
 def _teacher(config: RunSettings) -> Iterator[str]:
     algo, teacher = config.algo, config.teacher
-    if algo.advantage == DISTILL and teacher.name is None:
+    if algo.advantage == DISTILL and not teacher.given:
         yield f"algo.advantage: {DISTILL} needs a teacher; set teacher.name to a model with the same tokenizer"
     if algo.advantage == DISTILL and config.sampling.dynamic:
         yield (
             f"sampling.dynamic: with algo.advantage={DISTILL} every group is informative; set sampling.dynamic=false"
         )
-    if teacher.name is not None and config.has_critic:
-        yield "teacher.name: a critic's advantages take the place of the teacher's; use one of the two"
-    if teacher.name is not None and algo.kl_coef > 0:
+    key = "teacher.name" if teacher.name is not None else "teacher.prompt"
+    if teacher.given and config.has_critic:
+        yield f"{key}: a critic's advantages take the place of the teacher's; use one of the two"
+    if teacher.loaded and algo.kl_coef > 0:
         yield "teacher.name: with algo.kl_coef the reference policy is the initial model; use one of the two"
+    if teacher.served and config.sampling.temperature != 1:
+        yield (
+            f"teacher.name: a server gives log-probabilities at temperature 1, and sampling.temperature is "
+            f"{config.sampling.temperature:g}; set it to 1"
+        )
+    if not teacher.served:
+        for name in ("model", "api_key_env", "timeout_s", "retries"):
+            if getattr(teacher, name) != TeacherSettings.model_fields[name].default:
+                yield f"teacher.{name}: is for a teacher behind a server; set teacher.name to its base URL"
+    if teacher.prompt is not None:
+        if fault := _fault_of_teacher_prompt(teacher.prompt):
+            yield f"teacher.prompt: {fault}"
+        if config.env.given:
+            yield "teacher.prompt: episodes with an environment have prompts of their own; leave it out"
+
+
+def _fault_of_teacher_prompt(prompt: str) -> str:
+    if "{prompt}" not in prompt:
+        return "it has no {prompt}: the teacher would not see the question"
+    return fault_of_names(prompt, TEACHER_FIELDS)
 
 
 def _algo(config: RunSettings) -> Iterator[str]:

@@ -294,6 +294,8 @@ class SamplingSettings(Section):
     selection: Literal["uniform", "informative"] = "uniform"
     """`informative`: a curriculum that prefers prompts whose groups are predicted to be neither all right nor all
     wrong."""
+    source_weights: Literal["fixed", "informative"] = "fixed"
+    """`informative`: the weights of a list of sources follow their recent shares of informative groups."""
     replay_hard: float = Field(0.0, ge=0, lt=1)
     """Share of the draws, besides the order of the epoch, that replays prompts that were seldom solved so far; 0 is
     off."""
@@ -485,10 +487,42 @@ class TrainSettings(Section):
 
 class TeacherSettings(Section):
     name: str | None = None
-    """On-policy distillation: a model with the same tokenizer, as a directory or a hub name. Its log-probabilities of
-    the sampled tokens are added to their advantages; with `algo.advantage: distill` they are all there is."""
+    """On-policy distillation: a model with the same tokenizer, as a directory, a hub name, or the base URL of a vLLM
+    server (`http://localhost:8000/v1`). Its log-probabilities of the sampled tokens are added to their advantages; with
+    `algo.advantage: distill` they are all there is."""
     weight: float = Field(1.0, gt=0)
     """Weight of log π_teacher − log π in the advantage of a token."""
+    prompt: str | None = None
+    """What the teacher reads in place of the prompt, with {prompt} and {answer} in the places of these texts. Without
+    `teacher.name`, the teacher is the policy as the run starts."""
+    model: str | None = None
+    """Name of the model on the server; by default the first that it lists."""
+    api_key_env: str | None = None
+    """The environment variable that has the server's key."""
+    timeout_s: float = Field(60.0, gt=0)
+    """The time limit of a request to the server."""
+    retries: int = Field(4, ge=0)
+    """How often a request that fails is made again, before the run stops with a checkpoint."""
+
+    @property
+    def given(self) -> bool:
+        """Whether there is a teacher."""
+        return self.name is not None or self.prompt is not None
+
+    @property
+    def served(self) -> bool:
+        """Whether it is behind a server."""
+        return self.name is not None and self.name.startswith(("http://", "https://"))
+
+    @property
+    def loaded(self) -> bool:
+        """Whether it is a model of its own, loaded beside the policy."""
+        return self.name is not None and not self.served
+
+    @property
+    def of_policy(self) -> bool:
+        """Whether it is the policy as the run starts."""
+        return self.name is None and self.prompt is not None
 
 
 class CriticSettings(Section):

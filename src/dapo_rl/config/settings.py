@@ -99,6 +99,11 @@ class RunSettings(Section):
         return self.algo.advantage == GAE
 
     @property
+    def needs_reference(self) -> bool:
+        """Whether samples are scored by the policy as the run starts."""
+        return self.algo.kl_coef > 0 or self.teacher.of_policy
+
+    @property
     def critic_lr(self) -> float:
         return self.critic.lr or 2 * self.train.lr
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from dapo_rl.convert import shared
 from dapo_rl.convert.draft import Draft
+from dapo_rl.convert.teacher import swift_teacher
 from dapo_rl.convert.trl import derive_evaluation, derive_rewards, derive_updates, trl_importance
 from dapo_rl.convert.turns import swift_turns
 from dapo_rl.errors import UserError
@@ -41,6 +42,7 @@ def derive_swift(draft: Draft) -> None:
     _advantages(draft)
     _tuner(draft, uses_lora)
     _prompts(draft)
+    swift_teacher(draft)
     swift_turns(draft)
 
 

@@ -180,8 +180,10 @@ def kl_kind(draft: Draft, key: str, names: dict[Any, str]) -> None:
 
 
 def critic_start(draft: Draft, key: str, policy: str) -> None:
-    same = draft.value(key) in (None, draft.value(policy))
-    draft.explain(key, "same" if same else "no counterpart", note=reason("STARTS"), learns=not same)
+    if (name := draft.value(key)) in (None, draft.value(policy)):
+        draft.explain(key, "same", note=reason("STARTS"))
+    else:
+        draft.put("critic.model", name, key, note="a reward model of the policy's architecture, with its tokenizer")
 
 
 def share_with_policy(draft: Draft, policy: str) -> None:

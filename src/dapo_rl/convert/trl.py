@@ -7,6 +7,7 @@ from typing import Any
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
+from dapo_rl.choices import REWARD_MODEL, is_reward_model
 from dapo_rl.config.peers.values import is_number, written
 from dapo_rl.convert import shared
 from dapo_rl.convert.draft import Draft
@@ -229,7 +230,7 @@ def _interval(draft: Draft, key: str, ours: str) -> None:
 
 def derive_rewards(draft: Draft, cache: int | None, longest: int | None) -> None:
     """The verifiers with their weights and the overlong punishment, from the names of reward functions."""
-    names = _listed(draft.value("reward_funcs"))
+    names = _rewards(draft)
     weights: dict[str, float] = {}
     for name, weight in zip(names, _weights(draft, names), strict=True):
         weights[name] = weights.get(name, 0.0) + weight
@@ -242,6 +243,21 @@ def derive_rewards(draft: Draft, cache: int | None, longest: int | None) -> None
     else:
         draft.always("overlong.shape", "off", "has no overlong punishment unless a reward function is one")
     _verifier(draft, weights)
+
+
+_MODELS = ("reward_model_name_or_path", "reward_model")
+"""The settings of reward models: TRL's, whose score comes first, and ms-swift's, whose scores come last."""
+
+
+def _rewards(draft: Draft) -> list[str]:
+    """The names of reward functions, and reward models as they are named here."""
+    first, last = ([f"{REWARD_MODEL}{name}" for name in _listed(draft.value(key))] for key in _MODELS)
+    for key, names in zip(_MODELS, (first, last), strict=True):
+        if names:
+            draft.explain(key, "same", f"reward.verifier: {', '.join(names)}", "its score is the reward")
+        else:
+            draft.unused("no reward model", key)
+    return [*first, *_listed(draft.value("reward_funcs")), *last]
 
 
 def _listed(value: Any) -> list[str]:
@@ -263,6 +279,8 @@ def _verifier(draft: Draft, weights: dict[str, float]) -> None:
         theirs = _MATH
         draft.put("reward.boxed", True)
         draft.put("reward.wrong", 0.0)
+    elif all(map(is_reward_model, known)):
+        theirs = "a reward model"
     if known:
         entries = [ours if weight == 1 else {"verifier": ours, "weight": weight} for ours, weight in known.items()]
         verifier = entries[0] if list(known.values()) == [1.0] else entries
@@ -291,6 +309,8 @@ def _here(name: str, library: str) -> str | None:
         return "math"
     if name in _OF_TRL and library == "TRL":
         return f"trl.rewards:{name}"
+    if is_reward_model(name) or "/" in name:
+        return REWARD_MODEL + name.removeprefix(REWARD_MODEL)
     module, dot, function = name.rpartition(".")
     return f"{module}:{function}" if dot else None
 
@@ -303,9 +323,6 @@ def _weights(draft: Draft, names: list[str]) -> list[float]:
     if weights is None or all(weight == 1 for weight in listed):
         draft.unused("every reward has the weight 1", key)
         return [1.0] * len(names)
-    models = _listed(draft.value("reward_model"))
-    if models and len(listed) == len(names) + len(models):  # theirs come last
-        listed = listed[: len(names)]
     if len(listed) != len(names) or not all(is_number(weight) and math.isfinite(weight) for weight in listed):
         raise UserError(f"{key}: expected {counted(len(names), 'number')}, one for each of reward_funcs")
     draft.explain(key, "same", "reward.verifier", "the weights of its entries")

@@ -1,6 +1,6 @@
 """Features of other libraries that are missing here, and the settings that ask for them.
 
-A run that needs one of them is refused by name: without its images or teacher it would learn something else.
+A run that needs one of them is refused by name: without its images or its loss it would learn something else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from dapo_rl.config.peers import LIBRARIES
 FEATURES = {
     "IMAGES": ("images", "dapo-rl trains text models on text"),
     "ROBOTS": ("vision-language-action models", "dapo-rl trains text models on text"),
-    "TEACHER": ("distillation from a teacher", "dapo-rl learns from the rewards of a verifier"),
+    "TEACHER": (
+        "distillation by another loss",
+        "dapo-rl adds log π_teacher − log π of the sampled tokens to their advantages (teacher.name)",
+    ),
     "ROLLOUTS": ("rollout functions", "write it as an environment or an agent (docs/environments.md)"),
     "SFT": ("supervised fine-tuning", "dapo-rl trains by reinforcement learning with verifiable rewards"),
     "PREFERENCES": ("learning from preferences", "dapo-rl learns from the rewards of a verifier"),

@@ -10,6 +10,7 @@ from dapo_rl.config.peers import reason
 from dapo_rl.convert import shared
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.shared import ACTOR, MODEL, ROLLOUT
+from dapo_rl.convert.teacher import verl_teacher
 from dapo_rl.convert.turns import verl_turns
 from dapo_rl.convert.verl_off_policy import verl_off_policy
 from dapo_rl.objectives import ADVANTAGES, GAE, LOSSES
@@ -60,6 +61,7 @@ def derive_verl(draft: Draft) -> None:
     _schedule(draft)
     _evaluation(draft)
     _lora(draft)
+    verl_teacher(draft)
     verl_turns(draft)
     sums = draft.settings.get("algo.aggregation") == "seq-mean-token-sum-norm"
     if sums and draft.value(f"{ACTOR}.loss_agg_mode") == "seq-mean-token-sum":

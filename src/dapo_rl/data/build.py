@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from dapo_rl.config import DataSettings, weights_of
 from dapo_rl.data.chat import PromptReader, Tokenizer
+from dapo_rl.data.informative_mixture import InformativeMixture
 from dapo_rl.data.lazy import LazyStream
 from dapo_rl.data.prompts import PromptBuilder, PromptSet, build_prompts
 from dapo_rl.data.rows import Rows, RowStream
@@ -54,11 +55,15 @@ def _lazy(rows: RowStream, tokenizer: Tokenizer, settings: DataSettings, needs_a
     return LazyStream(rows, PromptBuilder(reader, rows.source, settings, needs_answer))
 
 
-def stream_of(prompts: PromptSet, seed: int) -> Stream:
-    """The order in which the prompts are drawn."""
+def stream_of(prompts: PromptSet, seed: int, informative_batch: int = 0) -> Stream:
+    """The order in which the prompts are drawn. With `informative_batch`, the number of groups of a step, the weights
+    of a list follow the informative groups of its entries."""
     if not prompts.parts:
         return prompts.stream or PromptStream(prompts.prompts, seed)
     by_origin = {part.prompts[0].origin: part for part in prompts.parts}
     streams = {origin: part.stream or PromptStream(part.prompts, seed, origin) for origin, part in by_origin.items()}
     weights = {origin: part.weight for origin, part in by_origin.items()}
-    return MixedStream(streams, weights, 0 if prompts.is_stream else len(prompts.prompts))
+    size = 0 if prompts.is_stream else len(prompts.prompts)
+    if informative_batch:
+        return InformativeMixture(streams, weights, size, informative_batch)
+    return MixedStream(streams, weights, size)

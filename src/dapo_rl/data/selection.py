@@ -98,6 +98,7 @@ class SelectedStream(Stream):
         return entry[0] * fade, entry[1] * fade, entry[2]
 
     def observe(self, prompt: Prompt, right: int, samples: int, informative: bool) -> None:
+        self._stream.observe(prompt, right, samples, informative)
         self._groups += 1
         mixed = 0 < right < samples
         # Where scores, truncation or a filter decide, the group counts as if correctness had decided the same.

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
@@ -89,7 +89,11 @@ class Stream(ABC, Iterator[Prompt]):
 
 def refuse_wrapped(written: Any, *own: str) -> None:
     """Raises a UserError for the state of a stream with a curriculum around it that this run does not have."""
-    settings = {"replayed": "sampling.replay_hard was above 0", "selected": "sampling.selection was `informative`"}
+    settings = {
+        "replayed": "sampling.replay_hard was above 0",
+        "selected": "sampling.selection was `informative`",
+        "credits": "sampling.source_weights was `informative`",
+    }
     for key, what in settings.items():
         if isinstance(written, dict) and key in written and key not in own:
             raise UserError(f"{what} when the checkpoint was written; {REMEDY}")
@@ -227,6 +231,9 @@ class SavedMixture(Saved):
     front: list[str]
 
 
+M = TypeVar("M", bound=SavedMixture)
+
+
 class MixedStream(Stream):
     """Several sources, mixed in proportion to their weights; each is drawn from in its own order.
 
@@ -251,10 +258,13 @@ class MixedStream(Stream):
         return min(stream.epochs_drawn for stream in self._streams.values())
 
     def _next_prompt(self) -> Prompt:
-        after = sum(self._drawn.values()) + 1
-        origin = max(self._shares, key=lambda name: self._shares[name] * after - self._drawn[name])
+        origin = self._next_origin()
         self._drawn[origin] += 1
         return self._streams[origin].draw()
+
+    def _next_origin(self) -> str:
+        after = sum(self._drawn.values()) + 1
+        return max(self._shares, key=lambda name: self._shares[name] * after - self._drawn[name])
 
     def skip(self, prompt: Prompt, epochs: int) -> None:
         self._streams[prompt.origin].skip(prompt, epochs)
@@ -280,15 +290,19 @@ class MixedStream(Stream):
 
     def restore(self, written: Any) -> None:
         refuse_wrapped(written)
+        self._restore(written, SavedMixture)
+
+    def _restore(self, written: Any, form: type[M]) -> M:
         if isinstance(written, dict) and "sources" not in written:
             raise UserError(f"data.train is a list with weights, unlike in the checkpoint; {REMEDY}")
-        state = parse_state(SavedMixture, written)
+        state = parse_state(form, written)
         if not state.drawn.keys() == state.sources.keys() == self._streams.keys():
             raise UserError(f"data.train has different sources than the checkpoint was written with; {REMEDY}")
         for origin, stream in self._streams.items():
             stream.restore(state.sources[origin])
         self._drawn = {origin: state.drawn[origin] for origin in self._streams}
         self._front = deque(self.find(name) for name in state.front)
+        return state
 
 
 def type_name(value: object) -> str:

@@ -187,12 +187,15 @@ class Need:
             sizes = replace(sizes, head=min(sizes.head, of_chunk * tokens * self.size.vocabulary))
         activations = tokens * self.token_bytes
         update = "a layer" if self.recompute and not self.on_gpu else "copies of weights, a chunk of logits"
+        reference = sizes.reference
+        if self.plan and self.plan.time_share:
+            reference -= sizes.teacher_or_gradients
         parts = (
             MemoryPart("weights", sizes.weights, f"{self.size.parameters / 1e6:,.1f} M parameters, float32"),
             MemoryPart("gradients", sizes.gradients, "float32"),
             MemoryPart("optimizer", sizes.moments, optimizer),
             MemoryPart("engine's weights", sizes.engine, self._engine),
-            MemoryPart("reference model", sizes.reference, "float32, for algo.kl_coef or as teacher"),
+            MemoryPart("reference model", reference, "float32, for algo.kl_coef or as teacher"),
             MemoryPart("critic", sizes.critic, f"weights, gradients and {optimizer}"),
             MemoryPart("reward model", sizes.reward, "for reward.verifier"),
             MemoryPart("activations", activations, f"{tokens:,} tokens of {gib(self.token_bytes)}"),

@@ -14,7 +14,7 @@ from typing import Literal
 from dapo_rl.base.format import gib
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.memory.sizes import RunSizes, update_tokens
+from dapo_rl.memory.sizes import STATE, RunSizes, update_tokens
 
 Recompute = bool | Literal["auto"]
 
@@ -96,6 +96,9 @@ def refusal(sizes: RunSizes, settings: PlanSettings) -> str:
     elif sizes.sampling(sizes.kv_least) > sizes.updating(sizes.longest, recompute):
         phase = "sampling"
         parts |= {"gradients": 0, "one sample": 0, "engine": sizes.engine + sizes.kv_least}
+        parts[STATE["reference"]] -= sizes.teacher
+    else:
+        parts[STATE["reference"]] -= sizes.teacher_or_gradients
     listed = ", ".join(f"{name} {gib(nbytes)}" for name, nbytes in parts.items() if nbytes)
     needs = f"the run needs at least {gib(least_bytes(sizes, settings))} while {phase} ({listed})"
     return f"{needs}, and the GPU has {gib(sizes.usable)} to use; {remedy(sizes, settings)}"

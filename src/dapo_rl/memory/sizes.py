@@ -67,6 +67,8 @@ class RunSizes:
     """The cache as the user sets it."""
     critic: int = 0
     """Weights, gradients and moments of a critic, which is never trained at the same time as the policy."""
+    teacher: int = 0
+    """The part of the reference model that is on the host in turns, unless it scores, when there are no gradients."""
     reward: int = 0
     """Weights of reward models, which are moved to the host during updates in turns."""
 
@@ -86,10 +88,10 @@ class RunSizes:
 
     def divided(self, ranks: int) -> RunSizes:
         """The sizes of one of several ranks, before anything is gathered."""
-        return replace(self, **{field: getattr(self, field) // ranks for field in STATE})
+        return replace(self, teacher=0, **{field: getattr(self, field) // ranks for field in STATE})
 
     def without_state(self) -> RunSizes:
-        return replace(self, **dict.fromkeys(STATE, 0))
+        return replace(self, teacher=0, **dict.fromkeys(STATE, 0))
 
     @property
     def kv_least(self) -> int:
@@ -113,16 +115,21 @@ class RunSizes:
 
     def sampling(self, kv: int) -> int:
         """While sampling in turns: without gradients and activations."""
-        return self._always + self.reward + self.engine + self.prefill + kv
+        return self._always - self.teacher + self.reward + self.engine + self.prefill + kv
 
     def updating(self, tokens: int, recompute: bool) -> int:
         """While updating in turns, with micro-batches of so many tokens: without the engine's weights and cache."""
-        return self._always + self.gradients + self.working(tokens, recompute)
+        return self._always - self.teacher_or_gradients + self.gradients + self.working(tokens, recompute)
 
     def keeping(self, kv: int, tokens: int, recompute: bool) -> int:
         """If everything stays in memory."""
         work = max(self.prefill, self.working(tokens, recompute))
         return self._always + self.reward + self.gradients + self.engine + kv + work
+
+    @property
+    def teacher_or_gradients(self) -> int:
+        """What a teacher and the gradients never take at the same time, in turns."""
+        return min(self.teacher, self.gradients)
 
     def working(self, tokens: int, recompute: bool) -> int:
         """Activations, copies of weights and the output layer's memory. At the end of the forward pass there is a chunk
@@ -197,6 +204,7 @@ def run_sizes(
         sequences=sequences,
         kv_setting=kv,
         critic=(8 + moment) * size.parameters * config.has_critic,
+        teacher=_reference_bytes(config, size) * config.teacher.loaded,
         reward=_reward_bytes(config, width, on_cpu),
     )
 
@@ -211,9 +219,10 @@ def _reward_bytes(config: Config, width: int, on_cpu: bool) -> int:
 
 def _reference_bytes(config: Config, size: ModelSize) -> int:
     """Of the frozen model in float32: a teacher, or the initial model, unless it is the base of the adapters."""
-    if config.teacher.name is not None:
+    if config.teacher.loaded:
+        assert config.teacher.name is not None
         return 4 * size_of(config.teacher.name).parameters
-    return 4 * size.parameters * (config.algo.kl_coef > 0 and config.model.lora is None)
+    return 4 * size.parameters * (config.needs_reference and config.model.lora is None)
 
 
 def trained_parameters(config: Config, size: ModelSize) -> int:

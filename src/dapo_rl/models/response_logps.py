@@ -143,6 +143,10 @@ class ResponsePass(ABC, Generic[Stats]):
         device: torch.device = next(self._model.parameters()).device
         return device
 
+    def move_to(self, device: torch.device) -> None:
+        """Moves the model; its memory on the old device is free, but for what torch keeps."""
+        self._model.to(device)
+
     @abstractmethod
     def _packed(self, row: Packed, predictors: Reads, samples: Sequence[Trajectory]) -> Stats:
         """Computes packed samples, while `row` is the model's attention."""

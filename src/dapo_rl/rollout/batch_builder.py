@@ -6,7 +6,7 @@ Taking groups in the order they finish would favour short answers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from dapo_rl.base.format import counted
@@ -80,6 +80,12 @@ class BatchBuilder:
     @property
     def tokens_generated(self) -> int:
         return self.finished_tokens + self.cancelled_tokens + self.restarted_tokens
+
+    def without(self, filled_up: Collection[int], dropped: Iterable[tuple[Group, Outcome]]) -> BatchBuilder:
+        """A copy in which the groups that fill it up are dropped again, as they were in `dropped`."""
+        again = [(group, outcome) for group, outcome in dropped if group.draw in filled_up]
+        kept = [group for group in self.kept if group.draw not in filled_up]
+        return replace(self, kept=kept, dropped=[*again, *self.dropped])
 
     def reasons(self) -> str:
         """The reasons why groups were dropped, with counts."""

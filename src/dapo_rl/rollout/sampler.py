@@ -105,10 +105,12 @@ class Sampler:
         self._admission = Admission()
         self._acceptance, self._grading = Acceptance(), Grading()
         self._told_of_waiting = False
-        self._check = check_nothing
+        self._check, self._began = check_nothing, 0.0
         self._paused: PausedBatch | None = None
         self._failed: BatchBuilder | None = None
         """The batch of a `fill` that raised an error."""
+        self._full: BatchBuilder | None = None
+        """The batch that the last `fill` has returned."""
 
     @property
     def has_environment(self) -> bool:
@@ -120,12 +122,12 @@ class Sampler:
         `check` is called every fraction of a second. If it raises a StopRequested, the fill ends early: nothing that
         was sampled is lost, `save` saves it, and the next fill continues with it.
         """
-        self._check, started = check, time.perf_counter()
+        self._check, self._began = check, time.perf_counter()
         builder = self._begin(n)
         try:
             return self._fill(builder)
         except StopRequested:
-            builder.earlier_seconds += time.perf_counter() - started
+            builder.earlier_seconds += time.perf_counter() - self._began
             self._pause(builder)
             raise
         except Exception:
@@ -141,13 +143,19 @@ class Sampler:
             self._on_step(self._engine.version)  # samples that finish during the update belong to the next step
             self._pause(BatchBuilder(0))
 
+    def take_back(self) -> None:
+        """After a `fill` whose batch was not trained on: `save` saves the batch, and the next `fill` returns it."""
+        assert self._full is not None
+        self._full.earlier_seconds += time.perf_counter() - self._began
+        self._pause(self._full)
+
     def _pause(self, builder: BatchBuilder) -> None:
         builder.finished_tokens += self._episodes.drain()
         self._paused = PausedBatch(builder, self._admission.rejected, self._episodes.pause())
 
     def _begin(self, n: int) -> BatchBuilder:
         """A new batch, or the one that was interrupted."""
-        self._failed = None
+        self._failed = self._full = None
         paused, self._paused = self._paused, None
         if paused is None:
             builder = BatchBuilder(n)
@@ -179,8 +187,10 @@ class Sampler:
         if not self._during_updates:
             builder.finished_tokens += self._episodes.drain()
         self._judge(builder, everything=True)
+        dropped = builder.dropped
         filled_up, at_the_cap = at_cap(builder, self._settings) if builder.missing else (frozenset[int](), None)
         self._settle(builder)
+        self._full = builder.without(filled_up, dropped)
         return SampledBatch(
             kept=tuple(builder.kept),
             dropped=tuple(builder.dropped),

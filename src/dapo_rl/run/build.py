@@ -31,6 +31,7 @@ from dapo_rl.run.backend import Backend, LoadedModel, RayBackend
 from dapo_rl.run.inputs import TrainerInputs, resolve
 from dapo_rl.run.model import longest_sample, model_and_tokenizer, with_lora
 from dapo_rl.run.prompts import build_sampler, build_stream, prompt_sets, stream_part, tell_progress
+from dapo_rl.run.teacher import build_teacher
 from dapo_rl.runs.display import EVALUATING, Display
 from dapo_rl.runs.trackers import check_installed
 from dapo_rl.train.checkpoint import Part
@@ -41,6 +42,7 @@ from dapo_rl.train.disk_space import DiskNeed
 from dapo_rl.train.evaluate import Evaluation, evaluate
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.train.random_state import RandomState
+from dapo_rl.train.teacher import Teacher
 from dapo_rl.train.trainer_state import Progress
 from dapo_rl.types import Prompt, Trajectory, Verdict
 
@@ -63,6 +65,7 @@ class Run:
     """The verifier; None if the environment gives all rewards."""
     policy: HFPolicy | DistributedPolicy
     critic: HFCritic | DistributedCritic | None
+    teacher: Teacher | None
     advantages: Advantages
     coefficients: Coefficients | None
     """Those of the loss that change during the run."""
@@ -78,6 +81,12 @@ class Run:
     """Notes for the user, shown before the first step."""
     resources: ExitStack
     """Closes the engine, the ranks, the connection to Ray and the verifier."""
+
+    @property
+    def stopped(self) -> str:
+        """Why a server that the run needs has stopped it; empty if none has."""
+        served = None if self.teacher is None else self.teacher.served
+        return self.verifier.stopped or ("" if served is None else served.stopped)
 
     @property
     def learners(self) -> tuple[Part, ...]:
@@ -156,6 +165,10 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
             dtype=compute_dtype(config.model, device),
             save_dtype=saved_dtype(config.model, stored),
         )
+        has_environment = environments is not None
+        teacher = build_teacher(
+            config, model, tokenizer, train_prompts, loaded.longest, has_environment=has_environment
+        )
         workers = backend.build(config, loaded, losses, resources, display)
         policy, critic = workers.policy, workers.critic
         stream = build_stream(config, train_prompts, model, display)
@@ -191,6 +204,7 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
             judge=verifier if judged else None,
             policy=policy,
             critic=critic,
+            teacher=teacher,
             advantages=advantages,
             coefficients=coefficients,
             progress=progress,

@@ -46,7 +46,7 @@ def build_policy(
         time_share=plan.time_share,
         longest=longest,
         dtype=compute_dtype(config.model, next(model.parameters()).device),
-        reference=_reference(model, tokenizer, config),
+        reference=_reference(model, tokenizer, config, in_turns=plan.time_share),
         losses=losses,
         tokenizer=tokenizer,
         settings=config.model,
@@ -70,11 +70,12 @@ def build_critic(model: Any, tokenizer: Any, config: Config, longest: int, plan:
     )
 
 
-def _reference(model: Any, tokenizer: Any, config: Config) -> Any:
-    """The frozen model that samples are scored by, besides the policy; None if there is none."""
-    if config.teacher.name is not None:
-        return load_teacher(config, tokenizer)
-    return reference_of(model) if config.algo.kl_coef > 0 else None
+def _reference(model: Any, tokenizer: Any, config: Config, *, in_turns: bool) -> Any:
+    """The frozen model that samples are scored by, besides the policy; None if there is none. In turns, a teacher is on
+    the host until it scores."""
+    if config.teacher.loaded:
+        return load_teacher(config, tokenizer, "cpu" if in_turns else None)
+    return reference_of(model) if config.needs_reference else None
 
 
 def reference_of(model: Any) -> Any:

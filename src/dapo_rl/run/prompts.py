@@ -50,13 +50,19 @@ def prompt_sets(
             "sampling.skip_solved_epochs: a stream without a length has no epochs to leave a prompt out of; set it to "
             "0, or give data.train as a list"
         )
+    if config.sampling.source_weights == "informative" and not train.parts:
+        raise UserError(
+            "sampling.source_weights: informative needs a list of sources with weights; give data.train as a list of "
+            "{source: NAME, weight: 1}"
+        )
     verifier.check([*train.prompts, *(held_out.prompts if held_out else [])])
     return train, held_out
 
 
 def build_stream(config: Config, prompts: PromptSet, model: Any, display: Display) -> Stream:
     """The stream that training prompts are drawn from. Prompts read during the run are checked as they come."""
-    stream = stream_of(prompts, config.seed)
+    follows = config.sampling.source_weights == "informative"
+    stream = stream_of(prompts, config.seed, config.sampling.prompts_per_step if follows else 0)
     if not isinstance(stream, PromptStream):
         stream.watch(lambda prompt: check_vocabulary(model, int(prompt.token_ids.max())), display.note)
     sampling = config.sampling

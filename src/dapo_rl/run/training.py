@@ -61,8 +61,8 @@ class RunTraining:
             ):
                 summary = self._train_to_end(lambda: interrupts.requested or stop_requested())
                 self._unsaved.raise_errors(self._written(summary))
-                if run.verifier.stopped and not summary["finished"]:
-                    raise UserError(run.verifier.stopped)
+                if (why := run.stopped) and not summary["finished"]:
+                    raise UserError(why)
                 if interrupts.requested and not summary["finished"]:
                     raise KeyboardInterrupt
         return summary
@@ -112,7 +112,7 @@ class RunTraining:
             sampler=run.sampler,
             policy=run.policy,
             transforms=build_transforms(
-                config, run.policy, run.advantages, None if run.critic is None else run.critic.score
+                config, run.policy, run.advantages, None if run.critic is None else run.critic.score, run.teacher
             ),
             evaluate=partial(run.evaluate, display),
             save=self._save,

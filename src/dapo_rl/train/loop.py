@@ -181,11 +181,14 @@ def _train(run: Training) -> None:
             with _keeping(run, step, filled), _or_diverged(run, step):
                 done = _step(run, step, filled)
         except StopRequested:
+            if filled:  # a transform has stopped the run, and nothing was learnt from the batch
+                run.sampler.take_back()
             progress.wall_seconds = time.perf_counter() - origin
             _save(run, step)
             run.checkpoints.wait()
             if run.checkpoints.failure is None:
-                run.display.note(f"step {step}: stopped while sampling; resuming continues with what was sampled")
+                when = "before the update" if filled else "while sampling"
+                run.display.note(f"step {step}: stopped {when}; resuming continues with what was sampled")
             raise
         progress.step, progress.metrics = step, done.metrics
         progress.ledger.add(done.fill, done.batch)

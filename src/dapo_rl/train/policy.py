@@ -6,7 +6,7 @@ import math
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,7 +108,23 @@ class HFPolicy(Learner[TokenStats]):
         """The same under the reference policy."""
         assert self._reference is not None
         reference = self._reference
-        return self._results(samples, lambda batch: _stats(reference, batch).logps)
+        with self._brought_here(reference):
+            return self._results(samples, lambda batch: _stats(reference, batch).logps)
+
+    @contextmanager
+    def _brought_here(self, reference: ResponsePass[TokenStats] | WithoutAdapter) -> Iterator[None]:
+        """In turns, moves a reference model that is on the host to the device while it scores."""
+        here = self._responses.device
+        if self._gradients is None or isinstance(reference, WithoutAdapter) or reference.device == here:
+            yield
+            return
+        host = reference.device
+        reference.move_to(here)
+        try:
+            yield
+        finally:
+            reference.move_to(host)
+            torch.cuda.empty_cache()
 
     def score_entropy(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
         """The entropy of the current policy before each response token."""

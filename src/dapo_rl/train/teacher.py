@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,11 @@ from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import load_model
 from dapo_rl.objectives.advantages import distilled
-from dapo_rl.types import Batch, Trajectory
+from dapo_rl.train.served_teacher import ServedTeacher
+from dapo_rl.train.teacher_prompts import TeacherPrompts
+from dapo_rl.types import Batch, FloatArray, Trajectory
+
+Score = Callable[[Sequence[Trajectory]], list[FloatArray]]
 
 
 def load_teacher(config: Config, tokenizer: Any, device: str | None = None) -> Any:
@@ -29,6 +34,26 @@ def load_teacher(config: Config, tokenizer: Any, device: str | None = None) -> A
             "tokenizer of its pupil"
         )
     return model.requires_grad_(False)
+
+
+@dataclass(frozen=True, slots=True)
+class Teacher:
+    prompts: TeacherPrompts | None = None
+    """What it reads in place of the prompts; None: the prompts."""
+    served: ServedTeacher | None = None
+    """None: it is the reference model of the policy."""
+
+    def scored(self, batch: Batch, reference: Score) -> Batch:
+        """The batch with the teacher's log-probabilities; `reference` scores by the reference model."""
+        read = batch.trained
+        if self.prompts is not None:
+            groups = [(group, [s for s in group.trajectories if s.trained_tokens]) for group in batch]
+            tokens = self.prompts.tokens([group.prompt for group, _ in groups])
+            read = [s.replace(prompt_ids=ids) for (_, own), ids in zip(groups, tokens, strict=True) for s in own]
+        rows = reference(read) if self.served is None else self.served.score(read)
+        return batch.with_trained(
+            sample.replace(teacher_logps=row) for sample, row in zip(batch.trained, rows, strict=True)
+        )
 
 
 def with_teacher(batch: Batch, weight: float) -> Batch:

@@ -25,11 +25,10 @@ from dapo_rl.train.custom import Advantages
 from dapo_rl.train.gae import with_values
 from dapo_rl.train.off_policy import with_corrections
 from dapo_rl.train.selection import selects_by_covariance, with_cov_mask, with_entropy_mask
-from dapo_rl.train.teacher import with_teacher
+from dapo_rl.train.teacher import Score, Teacher, with_teacher
 from dapo_rl.types import Batch, FloatArray, Trajectory
 
 Transform = Callable[[Batch], Batch]
-Score = Callable[[Sequence[Trajectory]], list[FloatArray]]
 
 
 class Scores(Protocol):
@@ -43,7 +42,11 @@ class Scores(Protocol):
 
 
 def build_transforms(
-    config: Config, policy: Scores, advantages: Advantages, values: Score | None = None
+    config: Config,
+    policy: Scores,
+    advantages: Advantages,
+    values: Score | None = None,
+    teacher: Teacher | None = None,
 ) -> tuple[Transform, ...]:
     """The transforms of a run. `values` scores samples by the critic, if there is one."""
     transforms: list[Transform] = []
@@ -51,15 +54,15 @@ def build_transforms(
         transforms.append(after_pretraining(scored("proximal_logps", policy.score)))
     if config.algo.kl_coef > 0:
         transforms.append(scored("ref_logps", policy.score_reference))
-    if config.teacher.name is not None:  # the reference policy is the teacher
-        transforms.append(scored("teacher_logps", policy.score_reference))
+    if teacher is not None:
+        transforms.append(lambda batch: teacher.scored(batch, policy.score_reference))
     by_entropy = config.algo.top_entropy_quantile < 1
     if advantages.takes("entropy"):
         transforms.append(scored("entropy", policy.score_entropy))
     elif by_entropy:
         transforms.append(after_pretraining(scored("entropy", policy.score_entropy)))
     transforms.append(lambda batch: with_advantages(batch, advantages, config.env.turn_discount))
-    if config.teacher.name is not None:
+    if teacher is not None:
         transforms.append(lambda batch: with_teacher(batch, config.teacher.weight))
     if values is not None:
         transforms.append(lambda batch: with_values(batch, config, values))

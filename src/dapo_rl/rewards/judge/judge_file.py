@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import yaml
 from pydantic import Field, ValidationError
 
+from dapo_rl.base.http_client import fault_of_url, key_in
+from dapo_rl.base.placeholders import fault_of_names, filled
 from dapo_rl.base.quote import one_line, shown
 from dapo_rl.base.reading import read_bytes
 from dapo_rl.base.suggest import did_you_mean, nearest, nearest_path
@@ -23,7 +23,6 @@ from dapo_rl.errors import UserError
 MOST_BYTES = 256 << 10
 FIELDS = ("prompt", "response", "truth")
 """What a template may name in braces."""
-_IN_BRACES = re.compile(r"\{(\w+)\}")
 _SWITCHES = {True: ("yes", "true", "on"), False: ("no", "false", "off")}
 """Words that YAML reads as true and false."""
 
@@ -72,7 +71,7 @@ class JudgeSettings(Section):
         return "{truth}" in self.prompt
 
     def api_key(self) -> str | None:
-        return None if self.api_key_env is None else os.environ.get(self.api_key_env)
+        return key_in(self.api_key_env)
 
 
 def read_judge(path: Path) -> JudgeSettings:
@@ -94,7 +93,7 @@ def read_judge(path: Path) -> JudgeSettings:
         where = ".".join(part for part in map(str, first["loc"]) if part not in ("bool", "str", "dict[str,str]"))
         raise UserError(f"{path}: {where}: {shown(first['input'])}: {one_line(first['msg'])}") from None
     for key, fault in (
-        ("endpoint", _fault_of_endpoint(judge.endpoint)),
+        ("endpoint", fault_of_url(judge.endpoint)),
         ("prompt", _fault_of_prompt(judge.prompt)),
         ("parse", fault_of_parse(judge.parse)),
         ("scale", _fault_of_scale(judge.scale)),
@@ -130,22 +129,10 @@ def _mapping(path: Path) -> dict[Any, Any]:
     return settings
 
 
-def _fault_of_endpoint(endpoint: str) -> str:
-    try:
-        url = urlsplit(endpoint)
-        good = url.scheme in ("http", "https") and bool(url.hostname) and (url.port is None or url.port > 0)
-    except ValueError:
-        good = False
-    return "" if good else f"{shown(endpoint)} is not a base URL such as http://localhost:8000/v1"
-
-
 def _fault_of_prompt(prompt: str) -> str:
     if "{response}" not in prompt:
         return "it has no {response}: the judge would not see what it judges"
-    for name in _IN_BRACES.findall(prompt):
-        if name not in FIELDS and (close := nearest(name, FIELDS)):
-            return f"{{{name}}} is not replaced{did_you_mean(f'{{{close}}}')}"
-    return ""
+    return fault_of_names(prompt, FIELDS)
 
 
 def fault_of_parse(parse: str | Mapping[str, str]) -> str:
@@ -177,6 +164,5 @@ def _fault_of_rule(rule: str | None) -> str:
 
 
 def rendered(template: str, prompt: str, response: str, truth: str) -> str:
-    """The template with the texts in place, in one pass: braces in a text are text."""
-    texts = {"prompt": prompt, "response": response, "truth": truth}
-    return _IN_BRACES.sub(lambda found: texts.get(found[1], found[0]), template)
+    """The template with the texts in place."""
+    return filled(template, {"prompt": prompt, "response": response, "truth": truth})

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dapo_rl.base.http_client import CallError
 from dapo_rl.base.quote import describe, printable, shorten
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError, VerifierStopError
 from dapo_rl.rewards.custom import DEFAULT_THRESHOLD
-from dapo_rl.rewards.judge.client import CallError, Client
+from dapo_rl.rewards.judge.client import Client
 from dapo_rl.rewards.judge.judge_file import JudgeSettings, rendered
 from dapo_rl.rewards.judge.reading import NoMarkError, score_of
 from dapo_rl.rewards.judge.record import JudgeRecord, key_of

@@ -1,0 +1,132 @@
+"""Calls of an HTTP server that speaks JSON, one at a time for each thread."""
+
+from __future__ import annotations
+
+import email.utils
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+from urllib.error import HTTPError, URLError
+from urllib.parse import urlsplit
+from urllib.request import HTTPRedirectHandler, Request, build_opener
+
+from dapo_rl.base.quote import one_line, shown
+
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
+"""Before the first retry, which doubles with each one, and at most, also where a server asks for more."""
+_AGAIN = (408, 409, 425, 429)
+"""Statuses below 500 after which the same request may succeed."""
+T = TypeVar("T")
+
+
+class CallError(Exception):
+    """Why a call has no reply, as one line. `status` is that of a server that refused it, or 0."""
+
+    def __init__(self, line: str, again: bool = True, wait_s: float = 0.0, slow: bool = False, status: int = 0) -> None:
+        super().__init__(line)
+        self.again, self.wait_s, self.slow, self.status = again, wait_s, slow, status
+
+
+class _NoRedirects(HTTPRedirectHandler):
+    """A redirect would take the key to another host."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+class HttpClient:
+    def __init__(
+        self, *, timeout_s: float, retries: int, api_key: Callable[[], str | None], most_bytes: int = 8 << 20
+    ) -> None:
+        """`most_bytes` is the size of the largest reply."""
+        self._timeout_s, self._retries, self._api_key, self._most_bytes = timeout_s, retries, api_key, most_bytes
+        self._opener = build_opener(_NoRedirects)
+        self.closing = threading.Event()
+        """Ends the waiting between retries."""
+
+    def call(self, url: str, body: Any, read: Callable[[bytes], T], begin: Callable[[], None] = lambda: None) -> T:
+        """What `read` makes of the reply to a POST of the body as JSON, or to a GET if it is None; after retries, or
+        CallError, which `read` may raise too. `begin` is called before each request; it raises to end this."""
+        data = None if body is None else json.dumps(body).encode()
+        for attempt in range(self._retries + 1):
+            begin()
+            try:
+                return read(self._reply(url, data))
+            except CallError as error:
+                if not error.again or attempt == self._retries:
+                    raise
+                wait = max(error.wait_s, FIRST_WAIT_S * 2**attempt)
+                if self.closing.wait(min(wait, LONGEST_WAIT_S)):
+                    raise
+        raise AssertionError
+
+    def _reply(self, url: str, data: bytes | None) -> bytes:
+        headers = {"Content-Type": "application/json", "User-Agent": "dapo-rl"}
+        if key := self._api_key():
+            headers["Authorization"] = f"Bearer {key}"
+        limit, started = self._timeout_s, time.monotonic()
+        try:
+            with self._opener.open(Request(url, data, headers), timeout=limit) as response:
+                parts, size = [], 0
+                while part := response.read1(1 << 16):
+                    parts.append(part)
+                    size += len(part)
+                    if time.monotonic() - started > limit:
+                        raise TimeoutError
+                    if size > self._most_bytes:
+                        raise CallError(f"its reply has more than {self._most_bytes >> 20} MiB", again=False)
+        except HTTPError as error:
+            raise _refused(error, key) from None
+        except TimeoutError:
+            raise CallError(f"no reply within {limit:g} s", slow=True) from None
+        except URLError as error:
+            slow = isinstance(error.reason, TimeoutError)
+            why = f"no reply within {limit:g} s" if slow else f"{url} cannot be reached: {one_line(str(error.reason))}"
+            raise CallError(why, slow=slow) from None
+        except (OSError, ValueError) as error:  # a connection that breaks
+            raise CallError(f"{url}: {one_line(error)}") from None
+        return b"".join(parts)
+
+
+def fault_of_url(url: str) -> str:
+    """Why this is not the base URL of a server; empty if it is."""
+    try:
+        found = urlsplit(url)
+        good = found.scheme in ("http", "https") and bool(found.hostname) and (found.port is None or found.port > 0)
+    except ValueError:
+        good = False
+    return "" if good else f"{shown(url)} is not a base URL such as http://localhost:8000/v1"
+
+
+def key_in(variable: str | None) -> str | None:
+    """The key in an environment variable."""
+    return None if variable is None else os.environ.get(variable)
+
+
+def _refused(error: HTTPError, key: str | None) -> CallError:
+    with error:
+        try:
+            said = error.read(4096).decode("utf-8", "replace")
+        except OSError:
+            said = ""
+    said = said and one_line(said.replace(key, "***") if key else said, 200)
+    line = f"the server answered {error.code} {one_line(str(error.reason), 60)}{f': {said}' if said else ''}"
+    again = error.code in _AGAIN or error.code >= 500
+    return CallError(line, again, _wait_s(error.headers.get("Retry-After")), status=error.code)
+
+
+def _wait_s(said: str | None) -> float:
+    """Retry-After: seconds, or a date."""
+    if said is None:
+        return 0.0
+    try:
+        return max(float(said), 0.0)
+    except ValueError:
+        pass
+    try:
+        return max(email.utils.parsedate_to_datetime(said).timestamp() - time.time(), 0.0)
+    except (ValueError, TypeError, OverflowError):
+        return 0.0
