@@ -9,6 +9,7 @@ from dapo_rl.data.chat import encode
 from dapo_rl.envs.chat_format import ChatFormat, PlainText, chat_format
 from dapo_rl.envs.messages import QUESTION
 from dapo_rl.envs.pool import Environments
+from dapo_rl.models.tokenizer import CHAT_TEMPLATE
 from dapo_rl.rewards.custom import DEFAULT_THRESHOLD
 from dapo_rl.rollout.conversation import Conversations
 
@@ -17,13 +18,7 @@ def build_conversations(
     config: Config, pool: Environments, tokenizer: Any, *, context: int, max_new_tokens: int, rewards: bool
 ) -> Conversations:
     """`context` limits prompt and response together. `rewards`: whether the environment gives rewards."""
-    if config.data.chat_template == "never":
-        chat: ChatFormat = PlainText(tokenizer)
-    else:
-        chat = chat_format(tokenizer, config.env.tool_format, config.data.chat_template_kwargs)
-    chat.parse([])  # an unknown format is a mistake in the settings
-    if pool.tools:
-        chat.prompt([QUESTION], pool.tools)  # so is a model that cannot be told of them
+    chat = _chat(config, pool, tokenizer)
     threshold = config.reward.threshold
     return Conversations(
         pool,
@@ -37,6 +32,32 @@ def build_conversations(
         threshold=DEFAULT_THRESHOLD if threshold is None else threshold,
         wrong=config.reward.wrong,
     )
+
+
+def _chat(config: Config, pool: Environments, tokenizer: Any) -> ChatFormat:
+    if config.data.chat_template == "never":
+        chat: ChatFormat = PlainText(tokenizer)
+    else:
+        chat = chat_format(tokenizer, _tool_format(config, tokenizer), config.data.chat_template_kwargs)
+    chat.parse([])  # an unknown format is a mistake in the settings
+    if pool.tools:
+        chat.prompt([QUESTION], pool.tools)  # so is a model that cannot be told of them
+    return chat
+
+
+def untold_tools(config: Config, pool: Environments | None, tokenizer: Any) -> str | None:
+    """A note if the policy is not told of its tools, although no setting says so."""
+    if pool is None or not pool.tools or config.data.chat_template == "never":
+        return None
+    if (chosen := _tool_format(config, tokenizer)) == config.env.tool_format:
+        return None
+    return f"env.tool_format={chosen}: the embedded model's chat template does not show tools, and it knows no format"
+
+
+def _tool_format(config: Config, tokenizer: Any) -> str:
+    """`env.tool_format`; for the embedded model, which can be told of no tools, `auto` is a format to try them with."""
+    is_embedded = tokenizer.chat_template == CHAT_TEMPLATE
+    return "hermes" if is_embedded and config.env.tool_format == "auto" else config.env.tool_format
 
 
 def longest_episode(config: Config, model: Any) -> int:
