@@ -44,7 +44,7 @@ from dapo_rl.models.load import (
 )
 from dapo_rl.rewards import build_verifier
 from dapo_rl.rewards.pool import VerifierPool
-from dapo_rl.rollout.build_conversations import build_conversations, longest_episode
+from dapo_rl.rollout.build_conversations import build_conversations, longest_episode, prompt_fits
 from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.rollout.reward_model import load_reward_models
 from dapo_rl.types import Group, Prompt
@@ -199,7 +199,8 @@ def _prepare(plan: EvalPlan, chosen: ModelSettings, rows: Rows, judges: _Judges,
     data = config.data
     if environments is not None:  # which renders the prompts itself, with its tools
         data = data.model_copy(update={"chat_template": "never", "system_prompt": None})
-    found = build_prompts(rows, tokenizer, data, verifier is not None and verifier.needs_answer)
+    fits = prompt_fits(config, environments, tokenizer)
+    found = build_prompts(rows, tokenizer, data, verifier is not None and verifier.needs_answer, fits)
     if report := found.report():
         progress.note(report)
     prompts, repeated = once_each(found.prompts, config.eval.prompts), copies(found.prompts)

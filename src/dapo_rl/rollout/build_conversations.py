@@ -6,12 +6,15 @@ from typing import Any
 
 from dapo_rl.config import Config
 from dapo_rl.data.chat import encode
+from dapo_rl.data.prompts import Fits, always_fits
 from dapo_rl.envs.chat_format import ChatFormat, PlainText, chat_format
 from dapo_rl.envs.messages import QUESTION
+from dapo_rl.envs.opening import opening
 from dapo_rl.envs.pool import Environments
 from dapo_rl.models.tokenizer import CHAT_TEMPLATE
 from dapo_rl.rewards.custom import DEFAULT_THRESHOLD
-from dapo_rl.rollout.conversation import Conversations
+from dapo_rl.rollout.conversation import Conversations, with_system
+from dapo_rl.types import Prompt
 
 
 def build_conversations(
@@ -32,6 +35,24 @@ def build_conversations(
         threshold=DEFAULT_THRESHOLD if threshold is None else threshold,
         wrong=config.reward.wrong,
     )
+
+
+def prompt_fits(config: Config, pool: Environments | None, tokenizer: Any) -> Fits:
+    """Whether a prompt with its tools and system prompt has at most `data.max_prompt_tokens`. What environments add
+    when an episode begins, and what agents ask, is not known before."""
+    system, most = config.data.system_prompt, config.data.max_prompt_tokens
+    if pool is None or pool.takes_tokens or not (pool.tools or system):
+        return always_fits
+    tools, chat = pool.tools, _chat(config, pool, tokenizer)
+    added = len(chat.prompt(with_system([QUESTION], system), tools))
+
+    def fits(prompt: Prompt) -> bool:
+        messages = with_system(opening(prompt, "").messages, system)
+        if len(prompt.token_ids) + added * len(messages) <= most:  # need not be rendered
+            return True
+        return not messages or len(chat.prompt(messages, tools)) <= most
+
+    return fits
 
 
 def _chat(config: Config, pool: Environments, tokenizer: Any) -> ChatFormat:

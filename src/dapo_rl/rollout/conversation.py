@@ -136,9 +136,7 @@ class Conversations:
             self._fail(conversation, result)
             return
         assert isinstance(result, Opening)
-        messages = result.messages
-        if self._system and messages and messages[0].get("role") != "system":
-            result = replace(result, messages=({"role": "system", "content": self._system}, *messages))
+        result = replace(result, messages=with_system(result.messages, self._system))
         try:
             self._begin(conversation, result)
         except UNREADABLE as error:
@@ -412,6 +410,13 @@ class Conversations:
     def close(self, conversations: Sequence[Conversation]) -> None:
         """Gives up conversations."""
         self.pool.close_episodes([conversation.key for conversation in conversations])
+
+
+def with_system(messages: Sequence[Message], system: str | None) -> tuple[Message, ...]:
+    """With the system prompt first, unless there is a system message."""
+    if not system or not messages or messages[0].get("role") == "system":
+        return tuple(messages)
+    return ({"role": "system", "content": system}, *messages)
 
 
 def replay_all(replays: Iterable[Replay]) -> list[tuple[bool, Future[Any] | None]]:

@@ -144,7 +144,7 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
         config = with_lora(config, inputs, model)
         stored = stored_dtype(config.model.name) if inputs.names_a_model else model.dtype
         notes = [*inputs.notes, verifier.note, to_float32(model)]
-        train_prompts, eval_prompts = prompt_sets(config, inputs, tokenizer, verifier)
+        train_prompts, eval_prompts = prompt_sets(config, inputs, tokenizer, verifier, environments)
         notes.append(shared_prompts(train_prompts, eval_prompts, tuple(sources.values())))
         device = backend.device()
         loaded = LoadedModel(
