@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from dapo_rl.types import FinishReason, Prompt, Trajectory, Turn, Verdict, Verdi
 
 Result = Opening | Observation | EpisodeFailure
 Replay = Generator[Future[Any], Any, tuple[bool, Future[Any] | None]]
+R = TypeVar("R")
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """What chat templates and tokenizers raise for messages that they do not expect."""
 STATUS: Mapping[str, VerdictStatus] = {"timeout": "timeout"}
@@ -419,10 +420,10 @@ def with_system(messages: Sequence[Message], system: str | None) -> tuple[Messag
     return ({"role": "system", "content": system}, *messages)
 
 
-def replay_all(replays: Iterable[Replay]) -> list[tuple[bool, Future[Any] | None]]:
+def replay_all(replays: Iterable[Generator[Future[Any], Any, R]]) -> list[R]:
     """Runs replays side by side."""
     running = list(replays)
-    results: list[tuple[bool, Future[Any] | None]] = [(False, None)] * len(running)
+    results: list[Any] = [None] * len(running)
     values: dict[int, Any] = dict.fromkeys(range(len(running)))
     while values:
         calls: dict[int, Future[Any]] = {}
