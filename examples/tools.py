@@ -3,8 +3,7 @@
     python examples/tools.py                              # the embedded model, in seconds
     python examples/tools.py Qwen/Qwen2.5-0.5B-Instruct
 
-The embedded model was not trained to call tools, and its chat template does not list them, so it adds in its head and
-needs `env.tool_format`. Models whose chat template lists tools need no setting.
+The embedded model is not told of tools and knows no format of calls, so it adds in its head.
 """
 
 import sys
@@ -47,6 +46,6 @@ if __name__ == "__main__":
         reward_funcs=correct,
         train_dataset=[row(a, b, c) for a in range(4, 10) for b in range(4, 10) for c in range(1, 5)],
         tools=[add],
-        config=config | ({"env.tool_format": "hermes"} if MODEL == "tiny" else {}),
+        config=config,
     ) as trainer:
         trainer.train()

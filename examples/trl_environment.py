@@ -1,6 +1,6 @@
 """The environment of TRL's documentation, with the import and the class of the trainer changed.
 
-python examples/trl_environment.py                    # the embedded model, in seconds; it cannot call tools
+python examples/trl_environment.py                    # the embedded model, in seconds; it was not trained to call tools
 python examples/trl_environment.py Qwen/Qwen3-0.6B
 """
 
@@ -15,7 +15,7 @@ MODEL = sys.argv[1] if len(sys.argv) > 1 else "tiny"
 ARGS, CONFIG = {"chat_template_kwargs": {"enable_thinking": False}}, None
 if MODEL == "tiny":  # it calls no tools and gets no rewards, so groups without signal fill the batch
     ARGS = {"use_cpu": True, "bf16": False, "max_completion_length": 32}
-    CONFIG = {"env.tool_format": "hermes", "sampling.on_cap": "fill", "sampling.cap": 2}
+    CONFIG = {"sampling.on_cap": "fill", "sampling.cap": 2}
 
 
 class IncrementEnv:

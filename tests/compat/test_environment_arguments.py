@@ -172,9 +172,8 @@ class Paid(Game):
 
 @pytest.mark.slow
 def test_an_environment_trains_without_data(tmp_path):
-    """The embedded model's template has no place for tools, so that their format is named."""
     args = grpo(max_steps=1, max_completion_length=16, max_tool_calling_iterations=2)
-    config = {"sampling.dynamic": False, "overlong.shape": "off", "env.tool_format": "hermes", "log.report": False}
+    config = {"sampling.dynamic": False, "overlong.shape": "off", "log.report": False}
     given = {"args": args, "environment_factory": Paid, "config": config, "run_dir": tmp_path / "run"}
     with DAPOTrainer("tiny", **given) as trainer:
         summary = trainer.train()

@@ -1168,8 +1168,10 @@ TOOL_TEMPLATE = """{{ tools | tojson if tools }}{% for message in messages %}{{ 
 
 
 @case("a model that knows no tools")
-def _(_here):
-    return ["train", *QUICK, "env.tools=calculator"]
+def _(here):
+    model = here.model()
+    here.write("model/chat_template.jinja", "{% for message in messages %}{{ message.content }}{% endfor %}")
+    return ["train", *QUICK, "env.tools=calculator", model, *LIKE_THE_DEMO]
 
 
 @case("a tool format that does not exist")

@@ -81,6 +81,16 @@ def test_the_code_of_the_page():
     assert asyncio.run(agent["solve"]({"prompt": "3+4=?", "answer": "7"}, Client())) == 1.0
 
 
+@pytest.mark.slow
+def test_the_first_tool_of_the_page_trains(tmp_path):
+    (tmp_path / "mine.py").write_text(blocks("python")[0])
+    done = forked.run([sys.executable, "mine.py"], cwd=tmp_path, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (summary,) = tmp_path.rglob("summary.json")
+    assert json.loads(summary.read_text())["steps"] == 2
+    assert "env.tool_format=hermes: the embedded model's chat template does not show tools" in done.stdout + done.stderr
+
+
 class Client:
     """Answers like OpenAI's."""
 

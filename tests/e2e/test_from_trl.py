@@ -1,12 +1,14 @@
 """TRL's example scripts, changed by the diffs of docs/from-trl.md, train; and the page's tables are the code's."""
 
 import functools
+import json
 import random
 import re
 import sys
 from pathlib import Path
 
 import pytest
+import tool_model
 import torch
 from grpo_fields import decisions
 from support import REPOSITORY
@@ -32,6 +34,12 @@ ON_CPU = ["--use_cpu", "--bf16", "False", "--model_name_or_path", "tiny", "--out
 FILL = {"sampling.on_cap": "fill", "sampling.cap": 4}
 """Rewards for boxed answers are all zero with a model that does not box its answers."""
 
+TEMPLATE = """{{ tools | map(attribute='function.name') | join if tools }}{% for message in messages %}
+{{ message.content }}
+{% for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>
+{% endfor %}{% endfor %}{{ '' if enable_thinking }}"""
+"""With a place for tools, and an argument."""
+
 
 def rows(count=24):
     numbers = random.Random(0)
@@ -46,6 +54,10 @@ def local_data_set(path, *_, split=None, **__):
         made = [{"prompt": f"{question}\n", "completion": ""} for question, _ in rows()]
     elif "gsm8k" in path:
         made = [{"question": question, "answer": f"#### {answer}"} for question, answer in rows()]
+    elif path.endswith("biogrid"):
+        made = [{"gene": gene, "partner": partner} for gene, partner in (("A", "B"), ("B", "C"))]
+    elif path.endswith("biogrid_qa"):
+        made = [{"question": f"Does the gene {gene} act on B?", "answer": "B"} for gene in "ABCD"]
     elif "Numina" in path:
         made = [{"problem": question, "solution": f"${a}$", "messages": []} for question, a in rows()]
     else:
@@ -76,12 +88,12 @@ def run_script(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(datasets, "load_dataset", local_data_set)
 
-    def run(text, argv=(), config=None):
+    def run(text, argv=(), config=None, name="tiny"):
         made = []
 
         class Small(TRAINER):
             def __init__(self, model, *arguments, **options):
-                super().__init__("tiny", *arguments, config=config or FILL, **options)
+                super().__init__(name, *arguments, config=config or FILL, **options)
 
             def train(self, *arguments, **options):
                 made.append((self, super().train(*arguments, **options)))
@@ -163,6 +175,22 @@ def test_two_reward_functions_and_a_refused_field(run_script):
         UserError, match=r"args: multi_objective_aggregation='normalize_then_sum': rewards are summed, "
     ):
         run_script(patched("gspo.py"), [*ON_CPU, "--multi_objective_aggregation", "normalize_then_sum"])
+
+
+@pytest.mark.slow
+def test_an_agent_with_a_tool(run_script, tmp_path):
+    queries = ("select * from interactions", "select * from interactions where gene = 'A'", "select nothing")
+    calls = [{"name": "query", "arguments": {"sql": sql}} for sql in queries]
+    tool_model.save(tmp_path / "model", [f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls])
+    (tmp_path / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    ((_, summary),) = run_script(
+        patched("grpo_agent.py"), ON_CPU, {**FILL, "sampling.stop": ["</tool_call>"]}, str(tmp_path / "model")
+    )
+    assert summary["steps"] == 2
+    metrics = summary["metrics"]
+    assert metrics["env/failed"] == 0
+    assert 0 < metrics["env/tool_errors"] < metrics["env/tool_calls"], "one of the queries is wrong"
+    assert metrics["reward/mean"] > 0.1, "evidence was found"
 
 
 @pytest.mark.slow

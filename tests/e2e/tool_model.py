@@ -4,6 +4,7 @@ python tests/e2e/tool_model.py DIRECTORY
 """
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -30,16 +31,16 @@ def recipe(directory: Path) -> list[str]:
     return [f"model.name={directory}", *SETTINGS]
 
 
-def save(directory: Path) -> None:
+def save(directory: Path, calls: Sequence[str] = CALLS) -> None:
     """A call is about half as likely as a digit, at any time."""
     tokenizer, model = AutoTokenizer.from_pretrained(TINY), AutoModelForCausalLM.from_pretrained(TINY)
-    tokenizer.add_tokens(list(CALLS))
+    tokenizer.add_tokens(list(calls))
     model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     vocabulary = tokenizer.get_vocab()
     with torch.no_grad():
         weights = model.get_input_embeddings().weight
-        like = weights[[vocabulary[digit] for digit in "123456"]]
-        weights[-len(CALLS) :] = like * 0.9
+        like = weights[[vocabulary[digit] for digit in "123456"[: len(calls)]]]
+        weights[-len(calls) :] = like * 0.9
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
 

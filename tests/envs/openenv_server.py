@@ -1,4 +1,4 @@
-"""A server of OpenEnv's own server library: `python openenv_server.py words|tools PORT`. It prints when it runs."""
+"""A server of OpenEnv's own server library: `python openenv_server.py words|tools PORT SESSIONS`."""
 
 from __future__ import annotations
 
@@ -73,5 +73,5 @@ class Tools(MCPEnvironment):
 
 if __name__ == "__main__":
     kinds = {"words": (Words, Say, Heard), "tools": (Tools, CallToolAction, CallToolObservation)}
-    app = create_fastapi_app(*kinds[sys.argv[1]], max_concurrent_envs=2)
+    app = create_fastapi_app(*kinds[sys.argv[1]], max_concurrent_envs=int(sys.argv[3]))
     uvicorn.run(app, host="127.0.0.1", port=int(sys.argv[2]), log_level="warning", ws="websockets-sansio")

@@ -1,21 +1,14 @@
-"""`openenv:URL` against servers of OpenEnv's own server library. They need their own interpreter where OpenEnv's
-dependencies do not fit those of this project: OPENENV_PYTHON=venv/bin/python."""
+"""`openenv:URL` against servers of OpenEnv's own server library."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
+from openenv_process import serve_openenv
 
 from dapo_rl.envs.openenv import OpenEnv
 from dapo_rl.envs.protocol import AssistantTurn, ToolCall
@@ -24,40 +17,16 @@ from dapo_rl.types import Prompt
 
 pytest.importorskip("websockets")
 pytestmark = pytest.mark.slow
-PYTHON = os.environ.get("OPENENV_PYTHON", sys.executable)
-
-
-def start(kind: str) -> Iterator[str]:
-    if subprocess.run([PYTHON, "-c", "import openenv.core.env_server, fastmcp"], capture_output=True).returncode:
-        pytest.skip("needs openenv; OPENENV_PYTHON names an interpreter that has it")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    script = Path(__file__).with_name("openenv_server.py")
-    server = subprocess.Popen([PYTHON, str(script), kind, str(port)])
-    url = f"http://127.0.0.1:{port}"
-    try:
-        for _ in range(600):
-            try:
-                urllib.request.urlopen(f"{url}/health", timeout=1).close()
-                break
-            except OSError:
-                assert server.poll() is None
-                time.sleep(0.1)
-        yield url
-    finally:
-        server.terminate()
-        server.wait(10)
 
 
 @pytest.fixture(scope="module")
 def words() -> Iterator[str]:
-    yield from start("words")
+    yield from serve_openenv("words")
 
 
 @pytest.fixture(scope="module")
 def tools() -> Iterator[str]:
-    yield from start("tools")
+    yield from serve_openenv("tools")
 
 
 def prompt(**columns: Any) -> Prompt:

@@ -48,6 +48,18 @@ def test_the_table():
     assert any("avg@2" in line and "+50.0%" in line and "1.000" in line for line in lines)
 
 
+def test_what_was_left_out_is_counted():
+    def lines(found):
+        stream = io.StringIO()
+        print_evaluation(found, Console(file=stream, width=120))
+        return [line.split() for line in stream.getvalue().splitlines() if "left out" in line]
+
+    found = report()
+    assert lines(found) == []
+    found["models"][0]["verifier_errors"] = 2
+    assert lines(found) == [["left", "out", "2", "of", "6"]]
+
+
 @pytest.mark.slow
 def test_the_picture(tmp_path):
     draw_evaluation(report(), tmp_path / "picture.png")

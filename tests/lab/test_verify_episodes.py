@@ -104,7 +104,7 @@ def test_a_dry_run_plays_episodes():
 def test_an_environment_that_fails_would_stop_the_run(tmp_path):
     (tmp_path / "mine.py").write_text(
         "class Broken:\n    def open(self, prompt, seed):\n        raise RuntimeError('no more')\n"
-        "    def step(self, turn):\n        return 1.0\n"
+        "    def step(self, turn):\n        return 1.0\n\n    def result(self):\n        return 1.0\n"
     )
     result = dry_run(Config.build(GUESS | {"env.name": f"{tmp_path}/mine.py:Broken"}), 2, 2, progress=silent())
     assert "the environment failed in 4 of 4 episodes, more than env.max_error_share" in result.findings[0].what
@@ -153,6 +153,38 @@ def test_an_evaluation_plays_episodes(tmp_path):
     assert report["models"][0]["metrics"]["truncated"]["value"] == pytest.approx(cut)
     again, _ = evaluate_models(plan, ["tiny"], tmp_path / "again", silent())
     assert again["models"][0]["metrics"] == report["models"][0]["metrics"], "the same seed plays the same episodes"
+
+
+@pytest.mark.slow
+def test_an_evaluation_with_failing_episodes(tmp_path):
+    """Few are left out and said; with many there is no result, and nothing is written that a repetition would keep."""
+    code = (
+        "import random\n\n\nclass Sometimes:\n    def __init__(self, share):\n        self.share = share\n\n"
+        "    def open(self, prompt, seed):\n        if random.Random(seed).random() < self.share:\n"
+        "            raise RuntimeError('no more')\n        return 'Hello'\n\n"
+        "    def step(self, turn):\n        return 1.0\n\n    def result(self):\n        return 1.0\n"
+    )
+    (tmp_path / "mine.py").write_text(code)
+    options = {"--k": 1, "--prompts": 12, "--max-new-tokens": 8}
+
+    def evaluate(share, *words):
+        name = [f"env.name={tmp_path / 'mine.py'}:Sometimes", f"env.options={{share: {share}}}"]
+        plan = make_plan(None, options, [*name, *words])
+        shown = io.StringIO()
+        report, _ = evaluate_models(plan, ["tiny"], tmp_path / f"{share}", EvalProgress(Console(file=shown, width=200)))
+        return report["models"][0], shown.getvalue()
+
+    message = (
+        r"^env: failed in 12 of 12 episodes, more than env\.max_error_share 0\.5 allows; the first failure: error: "
+    )
+    with pytest.raises(UserError, match=message):
+        evaluate(1)
+    assert not list((tmp_path / "1").glob("*/responses*"))
+    model, shown = evaluate(0.6, "env.max_error_share=0.9")
+    failed = model["verifier_errors"]
+    assert 1 < failed < 12
+    assert f"failed on {failed} samples, left out; the first: error: " in shown
+    assert model["metrics"]["avg@1"] == {"value": 1.0, "low": 1.0, "high": 1.0, "problems": 12 - failed}
 
 
 @pytest.mark.slow

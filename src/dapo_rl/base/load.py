@@ -15,6 +15,8 @@ from dapo_rl.base.quote import describe
 from dapo_rl.base.suggest import did_you_mean, nearest, nearest_path
 from dapo_rl.errors import UserError
 
+OF_FILE = "_dapo_rl_user_"
+
 
 def load_function(spec: str) -> Callable[..., Any]:
     """The function that `module:name` or `file.py:name` names; a file is relative to the current directory."""
@@ -35,6 +37,11 @@ def load_function(spec: str) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
+def modules_of_files() -> list[ModuleType]:
+    """The modules of files that settings have named. Other processes cannot import them by their names."""
+    return [module for name, module in list(sys.modules.items()) if name.startswith(OF_FILE)]
+
+
 def spec_of(thing: Any) -> str:
     """`module:name` of a function or class, or of an object's class, in the form used in settings."""
     return f"{getattr(thing, '__module__', '?')}:{getattr(thing, '__qualname__', type(thing).__qualname__)}"
@@ -46,7 +53,7 @@ def _load_file(path: Path, spec: str) -> ModuleType:
         raise UserError(f"{spec}: no such file: {path} (from {Path.cwd()}){hint}")
     path = path.resolve()
     # Functions from the same file share a module; a changed file is loaded again.
-    name = f"_dapo_rl_user_{path.stem}_{zlib.crc32(f'{path} {path.stat().st_mtime_ns}'.encode()):08x}"
+    name = f"{OF_FILE}{path.stem}_{zlib.crc32(f'{path} {path.stat().st_mtime_ns}'.encode()):08x}"
     if name in sys.modules:
         return sys.modules[name]
     module_spec = importlib.util.spec_from_file_location(name, path)

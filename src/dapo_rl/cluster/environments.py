@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from dapo_rl.base.load import modules_of_files
 from dapo_rl.base.quote import one_line
 from dapo_rl.cluster.exit_reason import describe_loss
 from dapo_rl.cluster.ray_session import import_ray, ray_logs
@@ -147,6 +148,8 @@ class _NodeActors:
 
         self._ray, self._restarts, self._note = import_ray(), restarts, note
         self._made = self._ray.remote(num_cpus=0, max_concurrency=AT_A_TIME, max_restarts=0)(EnvironmentActor)
+        for module in modules_of_files():  # the nodes need not have the files
+            cloudpickle.register_pickle_by_value(module)
         self._arguments = (cloudpickle.dumps(factory), settings, name)
         self._all = [_NodeActor(node, self._start(node)) for node in self._live_nodes()]
         self._turn = itertools.count()

@@ -8,7 +8,7 @@ from dapo_rl.config import DataSettings, weights_of
 from dapo_rl.data.chat import PromptReader, Tokenizer
 from dapo_rl.data.informative_mixture import InformativeMixture
 from dapo_rl.data.lazy import LazyStream
-from dapo_rl.data.prompts import PromptBuilder, PromptSet, build_prompts
+from dapo_rl.data.prompts import Fits, PromptBuilder, PromptSet, always_fits, build_prompts
 from dapo_rl.data.rows import Rows, RowStream
 from dapo_rl.data.sources import Source, as_sources, open_each, open_rows
 from dapo_rl.data.stream import MixedStream, PromptStream, Stream
@@ -16,14 +16,18 @@ from dapo_rl.errors import UserError
 
 
 def training_prompts(
-    source: Source, tokenizer: Tokenizer, settings: DataSettings, needs_answer: bool = False
+    source: Source,
+    tokenizer: Tokenizer,
+    settings: DataSettings,
+    needs_answer: bool = False,
+    fits: Fits = always_fits,
 ) -> PromptSet:
     """All prompts of `data.train`; of a stream, its first ones."""
 
     def of(rows: Rows | RowStream) -> PromptSet:
         if isinstance(rows, RowStream):
-            return _lazy(rows, tokenizer, settings, needs_answer).look_ahead()
-        return build_prompts(rows, tokenizer, settings, needs_answer)
+            return _lazy(rows, tokenizer, settings, needs_answer, fits).look_ahead()
+        return build_prompts(rows, tokenizer, settings, needs_answer, fits)
 
     sources = as_sources(source, "data.train")
     weights = weights_of(sources) if isinstance(sources, tuple) else None
@@ -39,20 +43,25 @@ def training_prompts(
 
 
 def held_out_prompts(
-    source: Source, tokenizer: Tokenizer, settings: DataSettings, needs_answer: bool, most: int | None
+    source: Source,
+    tokenizer: Tokenizer,
+    settings: DataSettings,
+    needs_answer: bool,
+    most: int | None,
+    fits: Fits = always_fits,
 ) -> PromptSet:
     """All prompts of `data.eval`; of a stream, the first `most`."""
     rows, settings = open_rows(source, key="data.eval"), settings.model_copy(update={"pass_rate": None})
     if not isinstance(rows, RowStream):
-        return build_prompts(rows, tokenizer, settings, needs_answer)
+        return build_prompts(rows, tokenizer, settings, needs_answer, fits)
     if most is None:
         raise UserError("data.eval: a stream needs eval.prompts, the number of prompts to take from its beginning")
-    return replace(_lazy(rows, tokenizer, settings, needs_answer).look_ahead(most), stream=None)
+    return replace(_lazy(rows, tokenizer, settings, needs_answer, fits).look_ahead(most), stream=None)
 
 
-def _lazy(rows: RowStream, tokenizer: Tokenizer, settings: DataSettings, needs_answer: bool) -> LazyStream:
+def _lazy(rows: RowStream, tokenizer: Tokenizer, settings: DataSettings, needs_answer: bool, fits: Fits) -> LazyStream:
     reader = PromptReader(tokenizer, settings, rows.key)
-    return LazyStream(rows, PromptBuilder(reader, rows.source, settings, needs_answer))
+    return LazyStream(rows, PromptBuilder(reader, rows.source, settings, needs_answer, fits))
 
 
 def stream_of(prompts: PromptSet, seed: int, informative_batch: int = 0) -> Stream:

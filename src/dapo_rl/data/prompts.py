@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -30,6 +30,14 @@ ANSWER_KEYS = ("reward_model.ground_truth", "answer", "solution", "ground_truth"
 LINES_OF_REPORT = 10
 Unfit = Literal["too_long", "outside"]
 """Why a row that can be used gives no prompt: its length, or its pass rate."""
+
+
+Fits = Callable[[Prompt], bool]
+
+
+def always_fits(prompt: Prompt) -> bool:
+    """Without an environment, the tokens of the row are those of the prompt."""
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,15 +103,18 @@ class PromptSet:
         return "\n".join(lines)
 
 
-def build_prompts(rows: Rows, tokenizer: Tokenizer, settings: DataSettings, needs_answer: bool = False) -> PromptSet:
+def build_prompts(
+    rows: Rows, tokenizer: Tokenizer, settings: DataSettings, needs_answer: bool = False, fits: Fits = always_fits
+) -> PromptSet:
     """Every usable row as a prompt, in the order of the source; its id is the row's number there.
 
-    If the verifier compares with a ground truth (`needs_answer`), a row without one is a bad row.
+    If the verifier compares with a ground truth (`needs_answer`), a row without one is a bad row. `fits` says whether a
+    prompt is short enough with what an environment adds to it.
     """
     reader = PromptReader(tokenizer, settings, rows.key)
     for origin in rows.origins or ("",):
         check_scored(rows.key, origin or rows.source, [row for row in rows.good if row.origin == origin], settings)
-    built = PromptBuilder(reader, rows.source, settings, needs_answer).build(rows.good)
+    built = PromptBuilder(reader, rows.source, settings, needs_answer, fits).build(rows.good)
     prompts = [each for each in built if isinstance(each, Prompt)]
     bad = [*rows.bad, *(each for each in built if isinstance(each, BadRow))]
     unfit = [(row.origin, made) for row, made in zip(rows.good, built, strict=True) if isinstance(made, str)]
@@ -140,6 +151,7 @@ class PromptBuilder:
     source: str
     settings: DataSettings
     needs_answer: bool
+    fits: Fits = always_fits
 
     def build(self, rows: Sequence[Row | BadRow]) -> list[Prompt | BadRow | Unfit]:
         """The prompt of each row, or why it has none."""
@@ -169,7 +181,7 @@ class PromptBuilder:
             return row.bad(error)
         if len(reading.token_ids) > self.settings.max_prompt_tokens:
             return "too_long"
-        return Prompt(
+        prompt = Prompt(
             id=row.id,
             text=reading.text,
             token_ids=np.asarray(reading.token_ids, np.int32),
@@ -181,6 +193,10 @@ class PromptBuilder:
             origin=row.origin,
             question=reading.question,
         )
+        try:
+            return prompt if self.fits(prompt) else "too_long"
+        except UserError as error:  # a template rejects it
+            return row.bad(BadRowError(str(error)))
 
 
 def copies(prompts: Iterable[Prompt]) -> int:

@@ -65,6 +65,7 @@ OTHER_SETTINGS = (
     *("model.device", "reward.timeout_s", "reward.memory_mb", "reward.workers"),
     *("sampling.max_batch", "sampling.kv_memory_gib"),
     *("env.timeout_s", "env.memory_mb", "env.workers", "env.host", "env.port", "env.tls"),
+    "env.max_error_share",
 )
 """Settings that it does not depend on, and that may change when an evaluation is resumed."""
 

@@ -44,10 +44,11 @@ from dapo_rl.models.load import (
 )
 from dapo_rl.rewards import build_verifier
 from dapo_rl.rewards.pool import VerifierPool
-from dapo_rl.rollout.build_conversations import build_conversations, longest_episode
+from dapo_rl.rollout.build_conversations import build_conversations, longest_episode, prompt_fits
 from dapo_rl.rollout.conversation import Conversations
+from dapo_rl.rollout.environment_failures import check_failures
 from dapo_rl.rollout.reward_model import load_reward_models
-from dapo_rl.types import Group, Prompt
+from dapo_rl.types import Group, Prompt, Trajectory, Verdict
 
 SETTINGS = "settings.json"
 ENDS = 2**20
@@ -179,6 +180,7 @@ def _evaluate(
         progress.note(f"resuming: {there} of {problems} done")
     part_of = {index: part for part in missing for index in part}
     waiting: dict[range, list[Group]] = {part: [] for part in missing}
+    episodes: list[tuple[Trajectory, Verdict]] = []
     asked = (work.prompts, work.params, work.k, plan.config.seed, list(part_of))
     answers = answer(work.engine, judges.verifier, *asked, conversations=work.conversations)
     with closing(work.engine), progress.of(name, len(work.prompts), done=there):
@@ -186,7 +188,10 @@ def _evaluate(
             progress.advance(problem.tokens)
             part = part_of[problem.draw]
             waiting[part].append(problem)
+            if work.conversations is not None:
+                episodes += zip(problem.samples, problem.verdicts, strict=True)
             if len(waiting[part]) == len(part):
+                check_failures(episodes, plan.config.env.max_error_share)  # before failures are written as results
                 judged = sorted(waiting.pop(part), key=lambda group: group.draw)
                 responses.write(part, [(group, judges.voting.votes(group)) for group in judged])
         responses.finish(len(work.prompts), work.k)
@@ -199,7 +204,8 @@ def _prepare(plan: EvalPlan, chosen: ModelSettings, rows: Rows, judges: _Judges,
     data = config.data
     if environments is not None:  # which renders the prompts itself, with its tools
         data = data.model_copy(update={"chat_template": "never", "system_prompt": None})
-    found = build_prompts(rows, tokenizer, data, verifier is not None and verifier.needs_answer)
+    fits = prompt_fits(config, environments, tokenizer)
+    found = build_prompts(rows, tokenizer, data, verifier is not None and verifier.needs_answer, fits)
     if report := found.report():
         progress.note(report)
     prompts, repeated = once_each(found.prompts, config.eval.prompts), copies(found.prompts)

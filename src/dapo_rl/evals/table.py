@@ -42,6 +42,8 @@ def _figures(report: Report, metrics: Mapping[str, str]) -> Table:
             value, low, high = (_number(model["metrics"][metric][part], kind) for part in ("value", "low", "high"))
             table.add_row(Text(name), _heading(metric), value, f"({low} to {high})")
             name = ""
+        if failed := model.get("verifier_errors"):
+            table.add_row("", "left out", f"{failed} of {model['samples']}", "")
     return table
 
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from dapo_rl.types import FinishReason, Prompt, Trajectory, Turn, Verdict, Verdi
 
 Result = Opening | Observation | EpisodeFailure
 Replay = Generator[Future[Any], Any, tuple[bool, Future[Any] | None]]
+R = TypeVar("R")
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """What chat templates and tokenizers raise for messages that they do not expect."""
 STATUS: Mapping[str, VerdictStatus] = {"timeout": "timeout"}
@@ -136,9 +137,7 @@ class Conversations:
             self._fail(conversation, result)
             return
         assert isinstance(result, Opening)
-        messages = result.messages
-        if self._system and messages and messages[0].get("role") != "system":
-            result = replace(result, messages=({"role": "system", "content": self._system}, *messages))
+        result = replace(result, messages=with_system(result.messages, self._system))
         try:
             self._begin(conversation, result)
         except UNREADABLE as error:
@@ -414,10 +413,17 @@ class Conversations:
         self.pool.close_episodes([conversation.key for conversation in conversations])
 
 
-def replay_all(replays: Iterable[Replay]) -> list[tuple[bool, Future[Any] | None]]:
+def with_system(messages: Sequence[Message], system: str | None) -> tuple[Message, ...]:
+    """With the system prompt first, unless there is a system message."""
+    if not system or not messages or messages[0].get("role") == "system":
+        return tuple(messages)
+    return ({"role": "system", "content": system}, *messages)
+
+
+def replay_all(replays: Iterable[Generator[Future[Any], Any, R]]) -> list[R]:
     """Runs replays side by side."""
     running = list(replays)
-    results: list[tuple[bool, Future[Any] | None]] = [(False, None)] * len(running)
+    results: list[Any] = [None] * len(running)
     values: dict[int, Any] = dict.fromkeys(range(len(running)))
     while values:
         calls: dict[int, Future[Any]] = {}

@@ -27,6 +27,7 @@ from dapo_rl.envs import AtHand, OneTurn
 from dapo_rl.errors import NonFiniteError, StopRequested, UserError
 from dapo_rl.rollout.conversation import Conversation, Conversations
 from dapo_rl.rollout.in_flight import InFlightGroup, Unread
+from dapo_rl.rollout.lost_episodes import replay_lost
 from dapo_rl.rollout.saved_episodes import Restarted, SavedFlight, SavedStep
 from dapo_rl.types import Group, Pending, Prompt, RewardPart, Verdict
 
@@ -392,8 +393,10 @@ class Episodes:
             yield self._judged(step.flight, verdicts)
 
     def _take_answers(self, due: Sequence[Step], check: Callable[[], None]) -> None:
-        for step in due:
-            results = await_answers(step.answers, check)
+        answers = [await_answers(step.answers, check) for step in due]
+        if self.conversations is not None:
+            answers = replay_lost(self.conversations, due, answers)
+        for step, results in zip(due, answers, strict=True):
             del self._stepping[step.number]
             self._answered(step, results)
 

@@ -30,7 +30,8 @@ from dapo_rl.errors import StopRequested, UserError
 from dapo_rl.outcomes import Outcome
 from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.batch_builder import Admission, BatchBuilder, FailedBatch, PausedBatch, SampledBatch, at_cap
-from dapo_rl.rollout.conversation import Conversations, failure_reason
+from dapo_rl.rollout.conversation import Conversations
+from dapo_rl.rollout.environment_failures import check_failures
 from dapo_rl.rollout.episodes import Episodes, check_nothing
 from dapo_rl.rollout.group_filter import Grading, GroupFilter, has_spread, outcome_of
 from dapo_rl.rollout.sampler_state import SamplerState
@@ -436,15 +437,4 @@ class Sampler:
         if self._episodes.conversations is None or len(builder.sampled) < self._settings.prompts_per_step:
             return
         pairs = [pair for group in builder.sampled for pair in zip(group.samples, group.verdicts, strict=True)]
-        # What was lost was not its own environment's fault.
-        failures = [
-            verdict.detail for sample, verdict in pairs if failure_reason(sample, verdict) not in (None, "lost")
-        ]
-        share = self._episodes.conversations.max_error_share
-        if len(failures) > share * len(pairs):
-            line, _, traceback = failures[0].partition("\n")
-            raise UserError(
-                f"env: failed in {len(failures)} of {counted(len(pairs), 'episode')}, more than env.max_error_share "
-                f"{share:g} allows; the first failure: {shorten(line)}",
-                more=shorten(traceback, TRACEBACK_LIMIT),
-            )
+        check_failures(pairs, self._episodes.conversations.max_error_share)

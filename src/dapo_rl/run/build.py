@@ -22,7 +22,7 @@ from dapo_rl.models.load import compute_dtype, describe_model, saved_dtype, slow
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rewards.trainer_state import SavedRewardState
-from dapo_rl.rollout.build_conversations import build_conversations
+from dapo_rl.rollout.build_conversations import build_conversations, untold_tools
 from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.rollout.episodes import check_nothing
 from dapo_rl.rollout.reward_model import load_reward_models
@@ -153,7 +153,7 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
         config = with_lora(config, inputs, model)
         stored = stored_dtype(config.model.name) if inputs.names_a_model else model.dtype
         notes = [*inputs.notes, verifier.note, to_float32(model)]
-        train_prompts, eval_prompts = prompt_sets(config, inputs, tokenizer, verifier)
+        train_prompts, eval_prompts = prompt_sets(config, inputs, tokenizer, verifier, environments)
         notes.append(shared_prompts(train_prompts, eval_prompts, tuple(sources.values())))
         device = backend.device()
         loaded = LoadedModel(
@@ -191,6 +191,7 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
         reward_state = SavedRewardState(verifier, config.train.steps)
         notes += [slow_dtype(loaded.dtype, device), workers.plan.note, policy.note, policy.save_note]
         notes += [_idle_engines(config), _noisy_ratios(config), _not_contained(config)]
+        notes.append(untold_tools(config, environments, tokenizer))
         return Run(
             config=config,
             model=model,

@@ -21,10 +21,12 @@ from dapo_rl.data import (
 )
 from dapo_rl.engines.custom import vocabulary_of
 from dapo_rl.engines.protocol import Engine, SamplingParams
+from dapo_rl.envs.pool import Environments
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import check_vocabulary
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rewards.trainer_state import RewardState
+from dapo_rl.rollout.build_conversations import prompt_fits
 from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.run.inputs import TrainerInputs
@@ -33,16 +35,21 @@ from dapo_rl.train.checkpoint import Part
 
 
 def prompt_sets(
-    config: Config, inputs: TrainerInputs, tokenizer: Any, verifier: VerifierPool
+    config: Config,
+    inputs: TrainerInputs,
+    tokenizer: Any,
+    verifier: VerifierPool,
+    environments: Environments | None = None,
 ) -> tuple[PromptSet, PromptSet | None]:
     """The training prompts and the held-out prompts."""
+    fits = prompt_fits(config, environments, tokenizer)
     settings = config.data
     if inputs.has_environment(config):  # which renders the prompts itself, with its tools
         settings = settings.model_copy(update={"chat_template": "never", "system_prompt": None})
     how = (tokenizer, settings, verifier.needs_answer)
     sources = inputs.sources(config)
-    train, source = training_prompts(sources["data.train"], *how), sources["data.eval"]
-    held_out = None if source is None else held_out_prompts(source, *how, config.eval.prompts)
+    train, source = training_prompts(sources["data.train"], *how, fits), sources["data.eval"]
+    held_out = None if source is None else held_out_prompts(source, *how, config.eval.prompts, fits)
     if config.sampling.length_stages and inputs.has_environment(config):
         raise UserError("sampling.length_stages: episodes with an environment have one limit; leave it out")
     if train.is_stream and config.sampling.skip_solved_epochs:

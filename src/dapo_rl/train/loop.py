@@ -424,8 +424,9 @@ def _evaluate(run: Training) -> dict[str, float]:
     if evaluation is None:
         return {}
     if evaluation.verifier_errors:
+        judge = "environment or the verifier" if run.config.env.given else "verifier"
         run.display.note(
-            f"evaluation: the verifier failed on {counted(evaluation.verifier_errors, 'sample')}, left out; the first: "
+            f"evaluation: the {judge} failed on {counted(evaluation.verifier_errors, 'sample')}, left out; the first: "
             f"{evaluation.first_error}"
         )
     run.progress.evaluations.append((run.progress.step, evaluation.accuracy))

@@ -1,0 +1,67 @@
+"""Replays deterministic episodes whose processes or nodes were lost, so that a run goes on as if they had not been."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from dapo_rl.envs.protocol import EpisodeFailure
+from dapo_rl.rollout.conversation import Conversation, Conversations, Result, replay_all
+from dapo_rl.rollout.in_flight import InFlightGroup
+from dapo_rl.types import Trajectory
+
+
+class Asked(Protocol):
+    """What environments were asked for."""
+
+    @property
+    def flight(self) -> InFlightGroup: ...
+
+    @property
+    def conversation(self) -> Conversation | None:
+        """None: to open all episodes of the group."""
+        ...
+
+
+def replay_lost(
+    conversations: Conversations, asked: Sequence[Asked], answers: Sequence[Sequence[Any]]
+) -> list[Sequence[Any]]:
+    """The answers, with those of replayed episodes in place of what was lost. Replays run side by side; what is lost
+    again, or answers otherwise than before, stays lost."""
+    found = [list(results) for results in answers]
+    if not conversations.pool.deterministic:
+        return [*found]
+    places, replays = [], []
+    for each, results in zip(asked, found, strict=True):
+        own = each.flight.conversations if each.conversation is None else [each.conversation]
+        for at, (conversation, result) in enumerate(zip(own, results, strict=True)):
+            if isinstance(result, EpisodeFailure) and result.reason == "lost":
+                places.append((results, at))
+                replays.append(_replay(conversations, conversation, each, result))
+    for (results, at), result in zip(places, replay_all(replays), strict=True):
+        results[at] = result
+    return [*found]
+
+
+def _replay(
+    conversations: Conversations, conversation: Conversation, asked: Asked, lost: EpisodeFailure
+) -> Generator[Future[Any], Any, Result]:
+    """Brings a new episode to where the lost one was. Returns what the environment says next."""
+    prompt = asked.flight.prompt
+    new = Conversation(conversations.pool.new_key(), conversation.index, conversation.seed, Trajectory.nothing(0))
+    if asked.conversation is None:
+        result: Result = yield conversations.open(new, prompt)
+        conversation.key = new.key
+        return result
+    ends = None if conversation.ends is None else (conversation.ends, conversation.cut)
+    is_same, answer = False, None
+    if not conversation.forks:
+        is_same, answer = yield from conversations.replay(new, prompt, conversation.trajectory, False, ends)
+    if not is_same or answer is None:
+        conversations.close([new])
+        return lost
+    result = yield answer
+    for name in Conversation.__slots__:
+        setattr(conversation, name, getattr(new, name))
+    return result

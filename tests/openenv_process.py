@@ -1,0 +1,41 @@
+"""Servers of OpenEnv's own server library. They need their own interpreter, because OpenEnv 0.10 needs `mcp<2`:
+OPENENV_PYTHON=venv/bin/python."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PYTHON = os.environ.get("OPENENV_PYTHON", sys.executable)
+SCRIPT = Path(__file__).parent / "envs" / "openenv_server.py"
+
+
+def serve_openenv(kind: str, sessions: int = 2) -> Iterator[str]:
+    """Yields the URL; `sessions` is how many episodes are open at a time."""
+    if subprocess.run([PYTHON, "-c", "import openenv.core.env_server, fastmcp"], capture_output=True).returncode:
+        pytest.skip("needs openenv; OPENENV_PYTHON names an interpreter that has it")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen([PYTHON, str(SCRIPT), kind, str(port), str(sessions)])
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"{url}/health", timeout=1).close()
+                break
+            except OSError:
+                assert server.poll() is None
+                time.sleep(0.1)
+        yield url
+    finally:
+        server.terminate()
+        server.wait(10)
