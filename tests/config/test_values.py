@@ -48,7 +48,7 @@ DEFAULTS = {
         **{"importance_floor": None, "importance_level": "token", "importance_normalize": False, "reject": {}},
         **{"off_policy_mask_threshold": None, "max_token_staleness": None},
         **{"advantage": "group", "normalize": "group", "ddof": 1, "advantage_eps": 1e-6, "kl_coef": 0.0},
-        **{"kl_kind": "k3", "kl_in": "loss", "positive_lm_coef": 0.0},
+        **{"kl_kind": "k3", "kl_in": "loss", "positive_lm_coef": 0.0, "kl_target": None, "kl_horizon": 10000.0},
         **{"entropy_coef": 0.0, "entropy_target": None, "entropy_coef_delta": 0.005, "entropy_coef_max": 1.0},
         **{"top_entropy_quantile": 1.0, "cov_share": 0.0002, "clip_cov_low": 1.0, "clip_cov_high": 5.0},
         **{"kl_cov_coef": 1.0, "tau_pos": 1.0, "tau_neg": 1.05},
@@ -113,7 +113,7 @@ ABOVE_ZERO = (
     *("train.lr", "train.max_grad_norm", "critic.lr", "critic.length_alpha", "critic.value_clip", "eval.top_p"),
     *("critic.pretrain_until", "sampling.replay_pass_rate"),
     *("cluster.timeout_s", "model.lora.alpha", "env.timeout_s", "teacher.weight", "algo.importance_floor"),
-    *("algo.entropy_target", "algo.entropy_coef_delta", "algo.entropy_coef_max"),
+    *("algo.kl_target", "algo.kl_horizon", "algo.entropy_target", "algo.entropy_coef_delta", "algo.entropy_coef_max"),
     *("algo.top_entropy_quantile", "algo.cov_share", "algo.tau_pos", "algo.tau_neg"),
 )
 UP_TO_ONE = (

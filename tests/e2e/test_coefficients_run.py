@@ -31,6 +31,24 @@ def same_when_resumed(path, *settings, steps=4):
     return whole
 
 
+def test_an_adaptive_kl_penalty_resumes_exactly(tmp_path):
+    """The policy is far from the target, so the weight rises by the most that an update allows."""
+    adaptive = ("algo.kl_coef=0.01", "algo.kl_target=1e-6", "algo.kl_horizon=100")
+    rows = same_when_resumed(tmp_path, *adaptive, "train.mini_batches=2", "train.lr=3e-4")
+    coefs = [row["actor/kl_coef"] for row in rows]
+    assert coefs == sorted(set(coefs))
+    assert all(row["actor/kl"] > 1e-6 for row in rows[1:])
+
+
+def test_an_adaptive_kl_penalty_in_the_reward_resumes_exactly(tmp_path):
+    ppo = ("preset=ppo", "critic.pretrain_steps=1", "sampling.group_size=4", "train.lr=3e-4")
+    adaptive = ("algo.kl_coef=0.01", "algo.kl_in=reward", "algo.kl_kind=k3", "algo.kl_target=1e-6")
+    rows = same_when_resumed(tmp_path, *ppo, *adaptive, "algo.kl_horizon=10")
+    coefs = [row["actor/reward_kl_penalty_coeff"] for row in rows]
+    assert coefs[:2] == [0.01, 0.01], "value pre-training does not count"
+    assert len(set(coefs)) == 3
+
+
 def test_an_adaptive_bonus_keeps_entropy_up_and_resumes_exactly(tmp_path):
     settings = ("train.mini_batches=4", "train.lr=3e-4", "sampling.prompts_per_step=8")
     adaptive = ("algo.entropy_target=0.3", "algo.entropy_coef_delta=0.02")

@@ -133,6 +133,7 @@ FLIPS = [
     ("teacher.weight", 0.5, {"Teacher"}),
     ("algo.kl_kind", "k1", set()),  # without a coefficient it has no effect
     ("algo.kl_in", "reward", set()),  # likewise
+    ("algo.kl_horizon", 100.0, set()),  # without a target it has no effect
     ("algo.positive_lm_coef", 0.1, {"LM loss of correct samples"}),
     ("reward.wrong", 0.0, {"Rule-based reward"}),
     ("reward.correct", 2.0, {"Rule-based reward"}),
@@ -293,6 +294,7 @@ def test_every_setting_of_a_row_is_tried():
         "algo.importance_cap",
         "algo.importance_floor",
         "algo.importance_normalize",
+        "algo.kl_target",
         "sampling.ahead",
         "cluster.placement",
         "engine_options",
@@ -404,6 +406,7 @@ def test_the_defaults_are_dapo_at_another_scale():
         ({"algo__loss": "cispo"}, "Objective", "tokens beyond the bounds keep their gradient"),
         ({"algo__advantage": "opo", "reward__correct": 3.0}, "Rule-based reward", "so they are 2 times as large"),
         ({"algo__ddof": 0}, "Advantage", r"3\.3% larger"),
+        ({"algo__kl_coef": 0.1, "algo__kl_target": 0.02}, "KL term", "^the policy is kept at 0.02 nats per token"),
         ({"algo__aggregation": "token-mean-per-group"}, "Token-level loss", r"^Eq\. 12, read literally"),
         ({}, "Token-level loss", "as the authors' script"),
         ({"sampling__surplus": "carry"}, "Surplus groups", "trained on later .* up to 1 version newer"),

@@ -164,11 +164,7 @@ def _algo(config: RunSettings) -> Iterator[str]:
             f"algo.clip_ratio_c: {algo.clip_ratio_c:g} with algo.loss={algo.loss}, which has no dual clip; set it to "
             "null"
         )
-    if algo.kl_coef > 0 and algo.kl_in == "loss" and not KL_KINDS[algo.kl_kind].learns:
-        yield (
-            f"algo.kl_kind: {algo.kl_kind} with algo.kl_in=loss: its gradient is 0 in expectation, so it penalises "
-            "nothing; set algo.kl_kind=k1+, with the same value and a gradient"
-        )
+    yield from _kl(config)
     if algo.clip_cov_low >= algo.clip_cov_high:
         yield (
             f"algo.clip_cov_low: {algo.clip_cov_low:g} is not below algo.clip_cov_high {algo.clip_cov_high:g}; verl's "
@@ -183,6 +179,20 @@ def _algo(config: RunSettings) -> Iterator[str]:
         what = f"algo.normalize={algo.normalize}" if algo.advantage == "group" else f"algo.advantage={algo.advantage}"
         what = "dynamic sampling" if sampling.dynamic else what
         yield f"sampling.group_size: 1 with {what}: one sample has nothing to be compared with; use 2 or more"
+
+
+def _kl(config: RunSettings) -> Iterator[str]:
+    algo = config.algo
+    if algo.kl_coef > 0 and algo.kl_in == "loss" and not KL_KINDS[algo.kl_kind].learns:
+        yield (
+            f"algo.kl_kind: {algo.kl_kind} with algo.kl_in=loss: its gradient is 0 in expectation, so it penalises "
+            "nothing; set algo.kl_kind=k1+, with the same value and a gradient"
+        )
+    if algo.kl_target is not None and algo.kl_coef == 0:
+        yield (
+            f"algo.kl_target: {algo.kl_target:g} with algo.kl_coef=0: there is no KL penalty to adapt; set "
+            "algo.kl_coef=0.001, its weight at the start"
+        )
 
 
 def _off_policy(config: RunSettings) -> Iterator[str]:

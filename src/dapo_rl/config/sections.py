@@ -365,7 +365,13 @@ class AlgoSettings(Section):
     advantage_eps: float = Field(1e-6, ge=0)
     """Added to the standard deviation."""
     kl_coef: float = Field(0.0, ge=0)
-    """Weight of the KL penalty towards the frozen initial model; 0 is off, and no reference model is loaded."""
+    """Weight of the KL penalty towards the frozen initial model; 0 is off, and no reference model is loaded. With
+    `algo.kl_target`, its value at the start."""
+    kl_target: float | None = Field(None, gt=0)
+    """Adaptive KL penalty: after each update, or with `algo.kl_in: reward` after each step, its weight rises if the KL
+    divergence per token is above this, and falls if it is below, by at most a fifth. None: a constant weight."""
+    kl_horizon: float = Field(10000.0, gt=0)
+    """Samples after which the adaptive weight has changed by up to a fifth; a smaller number adapts faster."""
     kl_kind: KLKind = "k3"
     """Estimator of the KL penalty. In the loss its gradient counts, which k1 does not have; k1+ and k3+ have the value
     of k1 and k3 and the gradient of the KL divergence."""

@@ -386,14 +386,21 @@ def _critic(draft: Draft) -> None:
 
 def _kl_in_reward(draft: Draft) -> None:
     """`algorithm.use_kl_in_reward`, with a critic."""
-    names = ("use_kl_in_reward", "kl_ctrl.kl_coef", "kl_penalty", "kl_ctrl.type")
-    used, coef, kind, control = keys = tuple(f"algorithm.{name}" for name in names)
+    names = (
+        "use_kl_in_reward",
+        "kl_ctrl.kl_coef",
+        "kl_penalty",
+        "kl_ctrl.type",
+        "kl_ctrl.target_kl",
+        "kl_ctrl.horizon",
+    )
+    used, coef, kind, control, target, horizon = keys = tuple(f"algorithm.{name}" for name in names)
     if not draft.value(used):
         draft.unused("no KL penalty in the reward", *keys)
         return
     if draft.value("algorithm.adv_estimator") != GAE:
         draft.no_counterpart(reason("KL_IN_LOSS"), used)
-        draft.no_counterpart(reason("KL_IN_LOSS"), coef, kind, control, learns=False)
+        draft.no_counterpart(reason("KL_IN_LOSS"), coef, kind, control, target, horizon, learns=False)
         return
     if draft.settings.get("algo.kl_coef"):
         for key in (f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"):
@@ -401,6 +408,8 @@ def _kl_in_reward(draft: Draft) -> None:
     draft.put("algo.kl_in", "reward", used)
     draft.put("algo.kl_coef", draft.number(coef), coef)
     shared.kl_kind(draft, kind, _KL_KINDS)
-    fixed = draft.value(control) in (None, "fixed")
-    note = "the weight of the KL penalty is constant"
-    draft.explain(control, "same" if fixed else "no counterpart", note=note, learns=not fixed)
+    if draft.value(control) != "adaptive":
+        draft.unused("the weight of the KL penalty is constant", control, target, horizon)
+        return
+    draft.put("algo.kl_target", draft.number_or(0.1, target), control, target)
+    draft.put("algo.kl_horizon", draft.number_or(10000, horizon), horizon)

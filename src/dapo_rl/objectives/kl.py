@@ -35,6 +35,11 @@ def kl_penalty(logps: Tensor, ref_logps: Tensor, kind: KLKind = "k3") -> Tensor:
     raise ValueError(f"unknown kl kind {kind!r}")
 
 
+def sample_means(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean of `values[B, T]` over the tokens of each sample; 0 for a sample without tokens."""
+    return torch.where(mask, values, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
+
+
 def entropy_from_logits(logits: Tensor) -> Tensor:
     """Entropy in nats of `softmax(logits)` over the last dimension; a logit of −inf is an impossible token."""
     logps = torch.log_softmax(logits.float(), dim=-1)

@@ -112,7 +112,11 @@ class RunTraining:
             sampler=run.sampler,
             policy=run.policy,
             transforms=build_transforms(
-                config, run.policy, run.advantages, None if run.critic is None else run.critic.score
+                config,
+                run.policy,
+                run.advantages,
+                None if run.critic is None else run.critic.score,
+                run.coefficients,
             ),
             evaluate=partial(run.evaluate, display),
             save=self._save,

@@ -323,6 +323,8 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
             run.verifiers.release_memory()
     for transform in run.transforms:
         batch = transform(batch)
+    if run.coefficients is not None and batch.trains_policy:
+        run.coefficients.follow(batch.metrics, len(batch.trained))
     mismatch = _mismatch(run, batch)
     done = _update(run, step, batch)
     early = _end_pretraining(run, batch)
@@ -412,7 +414,7 @@ def _policy_update(run: Training, step: int, part: Sequence[Trajectory]) -> Upda
     if run.coefficients is None:
         return run.policy.update(part, rate)
     update = run.policy.update(part, rate, run.coefficients.now)
-    run.coefficients.follow(update.metrics)
+    run.coefficients.follow(update.metrics, sum(sample.trained_tokens > 0 for sample in part))
     return update
 
 

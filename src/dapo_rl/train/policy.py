@@ -27,9 +27,9 @@ from dapo_rl.models.weights import ModelWeights
 from dapo_rl.objectives.aggregation import aggregate, clipped_tokens
 from dapo_rl.objectives.critic import positive_lm_loss
 from dapo_rl.objectives.importance import above_cap, importance_weights, off_policy_mask
-from dapo_rl.objectives.kl import kl_penalty
+from dapo_rl.objectives.kl import kl_penalty, sample_means
 from dapo_rl.objectives.losses import TokenLosses
-from dapo_rl.train.coefficients import Coefs
+from dapo_rl.train.coefficients import KL_OF_UPDATE, Coefs
 from dapo_rl.train.custom import CustomLoss, build_losses, build_ratio
 from dapo_rl.train.learner import Learner, padded, read_checkpoint, total
 from dapo_rl.train.loss_denominators import Counts
@@ -77,6 +77,7 @@ class HFPolicy(Learner[TokenStats]):
         self._algo = algo
         self._losses = losses or build_losses(algo)
         self._ratio_of = build_ratio(algo)
+        self._adapts_kl = algo.kl_target is not None and algo.kl_in == "loss"
         self._norm_length = norm_length
         self._coefs = Coefs.of(algo)
         how: dict[str, Any] = {"temperature": temperature, "pad_id": pad_id, "dtype": dtype, "longest": longest}
@@ -133,6 +134,8 @@ class HFPolicy(Learner[TokenStats]):
         metrics = self._summarise(totals, counts.tokens) | {"actor/grad_norm": grad_norm, "actor/lr": lr}
         if self._algo.has_entropy_bonus:
             metrics["actor/entropy_coef"] = coefs.entropy
+        if self._adapts_kl:
+            metrics["actor/kl_coef"] = coefs.kl
         return Update(metrics, tuple(diagnostics), self._take_notes())
 
     def save(self, directory: Path) -> DeferredWrite:
@@ -249,6 +252,8 @@ class HFPolicy(Learner[TokenStats]):
                 "low": low.sum(),
                 "dual": dual.sum(),
             }
+            if self._adapts_kl:
+                totals["kl"], totals["kl_of"] = sample_means(self._kl(samples, logps), mask).sum(), mask.any(-1).sum()
             return totals | corrected, _Tokens(logps.detach(), stats.entropy.detach(), _which_bound(high, low, dual))
 
     def _correct(
@@ -289,8 +294,7 @@ class HFPolicy(Learner[TokenStats]):
         """What is added to the policy's loss: a name, a coefficient and the term, aggregated as `how` says."""
         algo, device = self._algo, mask.device
         if coefs.kl > 0:
-            ref_logps = to_device(padded([s["ref_logps"] for s in samples]), device)
-            yield "kl_loss", coefs.kl, aggregate(kl_penalty(stats.logps, ref_logps, algo.kl_kind), mask, **how)
+            yield "kl_loss", coefs.kl, aggregate(self._kl(samples, stats.logps), mask, **how)
         if algo.positive_lm_coef > 0:
             correct = to_device(np.array([sample.correct for sample in samples]), device)
             weight, tokens = algo.positive_lm_coef, max(counts.correct_tokens, 1)
@@ -300,6 +304,11 @@ class HFPolicy(Learner[TokenStats]):
             if algo.top_entropy_quantile < 1:  # the bonus acts on the tokens that learn
                 entropy = entropy * to_device(padded([s["entropy_mask"] for s in samples]), device)
             yield "entropy_bonus", -coefs.entropy, aggregate(entropy, mask, **how)
+
+    def _kl(self, samples: Sequence[Trajectory], logps: Tensor) -> Tensor:
+        """Estimates of the KL divergence from the reference policy at each token."""
+        ref_logps = to_device(padded([s["ref_logps"] for s in samples]), logps.device)
+        return kl_penalty(logps, ref_logps, self._algo.kl_kind)
 
     def _selected(self, samples: Sequence[Trajectory]) -> dict[str, Any]:
         """The tokens that the batch has selected for its loss."""
@@ -326,6 +335,8 @@ class HFPolicy(Learner[TokenStats]):
         }
         if "kl_loss" in totals:
             metrics["actor/kl_loss"] = totals["kl_loss"]
+        if self._adapts_kl:
+            metrics[KL_OF_UPDATE] = _ratio(totals, "kl", "kl_of")
         if self._algo.positive_lm_coef > 0:
             metrics["actor/positive_lm_loss"] = totals["lm_loss"]
         if self._algo.importance_cap is not None:
