@@ -40,9 +40,7 @@ def test_every_field_has_a_decision():
     made = decisions(trl.GRPOConfig)
     assert set(made) == {field.name for field in dataclasses.fields(trl.GRPOConfig)}
     assert [name for name, (what, _) in made.items() if what == "unknown"] == []
-    assert {name for name, (what, _) in made.items() if what == "differs"} == {
-        "use_bias_correction_kl",
-    }
+    assert {name for name, (what, _) in made.items() if what == "differs"} == set()
 
 
 def test_a_field_left_at_its_default_has_the_same_value_here():
@@ -241,6 +239,15 @@ def test_the_entropy_bonus_of_trl():
     assert (algo.entropy_target, algo.entropy_coef_max) == (0.7, 0.5)
     with pytest.raises(UserError, match=r"entropy_coef_min=0\.1: the weight of an adaptive entropy bonus falls to 0"):
         moved(use_adaptive_entropy=True, entropy_coef_min=0.1)
+
+
+def test_the_kl_penalty_of_trl():
+    algo = settings(beta=0.04).config.algo
+    assert (algo.kl_coef, algo.kl_kind, algo.kl_unbiased) == (0.04, "k3", True), "TRL's default"
+    assert not settings(beta=0.04, use_bias_correction_kl=False).config.algo.kl_unbiased
+    assert not settings().config.algo.kl_unbiased, "there is no penalty"
+    (note,) = [note for note in moved(beta=0.04, importance_sampling_level="sequence").notes if "bias" in note]
+    assert note.endswith("differs here: by the ratio of each token; theirs is that of its sequence")
 
 
 def test_the_losses_of_trl():

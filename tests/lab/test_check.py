@@ -133,6 +133,7 @@ FLIPS = [
     ("teacher.weight", 0.5, {"Teacher"}),
     ("algo.kl_kind", "k1", set()),  # without a coefficient it has no effect
     ("algo.kl_in", "reward", set()),  # likewise
+    ("algo.kl_unbiased", True, set()),  # without a coefficient it has no effect
     ("algo.kl_horizon", 100.0, set()),  # without a target it has no effect
     ("algo.positive_lm_coef", 0.1, {"LM loss of correct samples"}),
     ("reward.wrong", 0.0, {"Rule-based reward"}),

@@ -32,7 +32,7 @@ WITHOUT = {
     "mask_like": "brings a mask into the shape of log-probabilities; the counterparts do so themselves",
 }
 """Functions of tensors that are no formula."""
-OURS_ALONE = {"ReferenceClipFractions", "kl_slope"}
+OURS_ALONE = {"ReferenceClipFractions", "kl_slope", "unbiased_kl_slope"}
 """Names of the reference without a function in PyTorch: autograd computes the slope."""
 
 

@@ -183,11 +183,18 @@ def _algo(config: RunSettings) -> Iterator[str]:
 
 def _kl(config: RunSettings) -> Iterator[str]:
     algo = config.algo
-    if algo.kl_coef > 0 and algo.kl_in == "loss" and not KL_KINDS[algo.kl_kind].learns:
+    if algo.kl_coef > 0 and algo.kl_in == "loss" and not KL_KINDS[algo.kl_kind].learns and not algo.kl_unbiased:
         yield (
             f"algo.kl_kind: {algo.kl_kind} with algo.kl_in=loss: its gradient is 0 in expectation, so it penalises "
             "nothing; set algo.kl_kind=k1+, with the same value and a gradient"
         )
+    if algo.kl_unbiased and algo.kl_coef > 0 and not KL_KINDS[algo.kl_kind].unbiased:
+        yield (
+            f"algo.kl_unbiased: with algo.kl_kind={algo.kl_kind} its gradient would not be that of the KL divergence; "
+            "set algo.kl_kind=k3, or leave it out"
+        )
+    if algo.kl_unbiased and config.kl_in_reward:
+        yield "algo.kl_unbiased: with algo.kl_in=reward the penalty has no gradient; leave it out"
     if algo.kl_target is not None and algo.kl_coef == 0:
         yield (
             f"algo.kl_target: {algo.kl_target:g} with algo.kl_coef=0: there is no KL penalty to adapt; set "

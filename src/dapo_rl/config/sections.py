@@ -375,6 +375,9 @@ class AlgoSettings(Section):
     kl_kind: KLKind = "k3"
     """Estimator of the KL penalty. In the loss its gradient counts, which k1 does not have; k1+ and k3+ have the value
     of k1 and k3 and the gradient of the KL divergence."""
+    kl_unbiased: bool = False
+    """In the loss, with kl_kind k1 or k3: weight the estimate by the ratio of the policy to the one that sampled the
+    token. Its gradient is then that of the KL divergence, also for tokens of an older policy."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Whether the KL penalty is part of the loss, or of the reward of each token, for a critic (PPO)."""
     entropy_coef: float = Field(0.0, ge=0)

@@ -30,7 +30,6 @@ _OVERLONG = ("soft_overlong", "get_soft_overlong_punishment")
 
 def derive_trl(draft: Draft) -> None:
     draft.always("sampling.dynamic", False, "has no Dynamic Sampling")
-    explain_switched_off(draft)
     trl_importance(draft)
     derive_updates(draft)
     derive_evaluation(draft)
@@ -39,12 +38,6 @@ def derive_trl(draft: Draft) -> None:
     trl_turns(draft)
     uses_lora = bool(draft.value("use_peft"))
     shared.lora(draft, uses_lora, ("lora_r", "lora_rank"), "lora_alpha", "lora_target_modules", 16, switch="use_peft")
-
-
-def explain_switched_off(draft: Draft) -> None:
-    """Options of what the run does not use."""
-    if not draft.value("beta"):
-        draft.explain_again("use_bias_correction_kl", "default here", note="without beta it does nothing")
 
 
 def derive_evaluation(draft: Draft) -> None:
@@ -67,6 +60,7 @@ def derive_updates(draft: Draft) -> None:
         draft.explain("epsilon_high", "same", "algo.clip_high = algo.clip_low", "null: the same as epsilon")
     _loss(draft)
     _entropy(draft)
+    _kl(draft)
     if draft.settings.get("train.lr_schedule") in ("linear", "cosine"):
         _final_rate(draft)
     _batch(draft)
@@ -123,6 +117,20 @@ def _entropy(draft: Draft) -> None:
     for name, default in zip(options, (0.2, 0.005, 1.0), strict=True):
         set_by = ("use_adaptive_entropy",) if name == "entropy_target" else ()
         draft.put(f"algo.{name}", draft.number_or(default, name), name, *set_by)
+
+
+def _kl(draft: Draft) -> None:
+    """What becomes of the KL penalty, if there is one."""
+    unbiased = "use_bias_correction_kl"
+    if not draft.value("beta"):
+        draft.unused("without beta it does nothing", unbiased)
+    elif not draft.value(unbiased):
+        draft.put("algo.kl_unbiased", False, unbiased)
+    elif draft.value("importance_sampling_level") == "sequence":
+        note = "by the ratio of each token; theirs is that of its sequence"
+        draft.put("algo.kl_unbiased", True, unbiased, note=note, learns=True)
+    else:
+        draft.put("algo.kl_unbiased", True, unbiased)
 
 
 def _final_rate(draft: Draft) -> None:

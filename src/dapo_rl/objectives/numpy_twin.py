@@ -25,7 +25,7 @@ from dapo_rl.objectives.numpy_twin_credit import (
     token_rewards,
     whitened,
 )
-from dapo_rl.objectives.numpy_twin_kl import kl_penalty, kl_slope, sample_means
+from dapo_rl.objectives.numpy_twin_kl import kl_penalty, kl_slope, sample_means, unbiased_kl, unbiased_kl_slope
 from dapo_rl.objectives.numpy_twin_off_policy import (
     above_cap,
     chi_squared,
@@ -106,6 +106,8 @@ __all__ = [
     "token_covariances",
     "token_rewards",
     "top_entropy_mask",
+    "unbiased_kl",
+    "unbiased_kl_slope",
     "value_loss",
     "weight_scale",
     "whitened",

@@ -33,6 +33,19 @@ def kl_slope(logps: ArrayLike, ref_logps: ArrayLike, kind: str = "k3") -> Array:
     raise ValueError(f"unknown kl kind {kind!r}")
 
 
+def unbiased_kl(logps: ArrayLike, ref_logps: ArrayLike, behaviour_logps: ArrayLike, kind: str = "k3") -> Array:
+    log_ratio: Array = np.asarray(logps, float) - np.asarray(behaviour_logps, float)
+    return np.asarray(np.exp(np.clip(log_ratio, -BOUND, BOUND)) * kl_penalty(logps, ref_logps, kind))
+
+
+def unbiased_kl_slope(logps: ArrayLike, ref_logps: ArrayLike, behaviour_logps: ArrayLike, kind: str = "k3") -> Array:
+    """The derivative of `unbiased_kl` by `logps`: that of a product."""
+    log_ratio: Array = np.asarray(logps, float) - np.asarray(behaviour_logps, float)
+    ratio = np.exp(np.clip(log_ratio, -BOUND, BOUND))
+    moves = np.where(np.abs(log_ratio) <= BOUND, kl_penalty(logps, ref_logps, kind), 0.0)
+    return np.asarray(ratio * (moves + kl_slope(logps, ref_logps, kind)))
+
+
 def sample_means(values: ArrayLike, mask: ArrayLike) -> Array:
     counted, rows = np.asarray(mask, bool), np.asarray(values, float)
     return np.array([row[own].mean() if own.any() else 0.0 for row, own in zip(rows, counted, strict=True)])

@@ -27,7 +27,7 @@ from dapo_rl.models.weights import ModelWeights
 from dapo_rl.objectives.aggregation import aggregate, clipped_tokens
 from dapo_rl.objectives.critic import positive_lm_loss
 from dapo_rl.objectives.importance import above_cap, importance_weights, off_policy_mask
-from dapo_rl.objectives.kl import kl_penalty, sample_means
+from dapo_rl.objectives.kl import kl_penalty, sample_means, unbiased_kl
 from dapo_rl.objectives.losses import TokenLosses
 from dapo_rl.train.coefficients import KL_OF_UPDATE, Coefs
 from dapo_rl.train.custom import CustomLoss, build_losses, build_ratio
@@ -308,7 +308,10 @@ class HFPolicy(Learner[TokenStats]):
     def _kl(self, samples: Sequence[Trajectory], logps: Tensor) -> Tensor:
         """Estimates of the KL divergence from the reference policy at each token."""
         ref_logps = to_device(padded([s["ref_logps"] for s in samples]), logps.device)
-        return kl_penalty(logps, ref_logps, self._algo.kl_kind)
+        if not self._algo.kl_unbiased:
+            return kl_penalty(logps, ref_logps, self._algo.kl_kind)
+        behaviour_logps = to_device(padded([s.logps for s in samples]), logps.device)
+        return unbiased_kl(logps, ref_logps, behaviour_logps, self._algo.kl_kind)
 
     def _selected(self, samples: Sequence[Trajectory]) -> dict[str, Any]:
         """The tokens that the batch has selected for its loss."""
