@@ -250,6 +250,17 @@ def test_the_kl_penalty_of_trl():
     assert note.endswith("differs here: by the ratio of each token; theirs is that of its sequence")
 
 
+def test_a_reference_of_trl_that_follows_the_policy():
+    """512 updates by default, with two per step 256 steps; TRL mixes 0.6 of the policy in."""
+    follows = {"beta": 0.04, "sync_ref_model": True}
+    algo = settings(**follows).config.algo
+    assert (algo.ref_sync_steps, algo.ref_mixup_alpha) == (512, 0.6)
+    algo = settings(**follows, ref_model_sync_steps=7, ref_model_mixup_alpha=1.0, steps_per_generation=2).config.algo
+    assert (algo.ref_sync_steps, algo.ref_mixup_alpha) == (4, 1.0)
+    assert settings(beta=0.04, ref_model_sync_steps=7).config.algo.ref_sync_steps is None
+    assert settings(sync_ref_model=True).config.algo.ref_sync_steps is None, "there is no penalty"
+
+
 def test_the_losses_of_trl():
     sapo = settings(loss_type="sapo", sapo_temperature_neg=2.0, top_entropy_quantile=0.2).config.algo
     assert (sapo.loss, sapo.aggregation, sapo.tau_pos, sapo.tau_neg) == ("sapo", "seq-mean-token-mean", 1.0, 2.0)

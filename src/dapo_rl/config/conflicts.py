@@ -195,6 +195,16 @@ def _kl(config: RunSettings) -> Iterator[str]:
         )
     if algo.kl_unbiased and config.kl_in_reward:
         yield "algo.kl_unbiased: with algo.kl_in=reward the penalty has no gradient; leave it out"
+    if algo.ref_sync_steps is not None and algo.kl_coef == 0:
+        yield (
+            f"algo.ref_sync_steps: {algo.ref_sync_steps} with algo.kl_coef=0: there is no reference policy; set "
+            "algo.kl_coef=0.001, or leave it out"
+        )
+    if algo.ref_sync_steps is not None and config.model.lora is not None:
+        yield (
+            "algo.ref_sync_steps: with model.lora the reference is the model without its adapters, which does not "
+            "change; leave one of the two out"
+        )
     if algo.kl_target is not None and algo.kl_coef == 0:
         yield (
             f"algo.kl_target: {algo.kl_target:g} with algo.kl_coef=0: there is no KL penalty to adapt; set "

@@ -380,6 +380,11 @@ class AlgoSettings(Section):
     token. Its gradient is then that of the KL divergence, also for tokens of an older policy."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Whether the KL penalty is part of the loss, or of the reward of each token, for a critic (PPO)."""
+    ref_sync_steps: int | None = Field(None, ge=1)
+    """Steps after which the reference of the KL penalty becomes the policy (ProRL, TR-DPO), each time; none: it stays
+    the initial model."""
+    ref_mixup_alpha: float = Field(1.0, gt=0, le=1)
+    """How far it moves then: its weights become alpha × the policy's + (1 − alpha) × its own. TRL's default is 0.6."""
     entropy_coef: float = Field(0.0, ge=0)
     """Weight of the entropy bonus: the entropy of tokens, averaged as token losses are, is subtracted from the loss; 0
     is off. With `algo.entropy_target`, its value at the start."""

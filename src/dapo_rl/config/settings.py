@@ -114,6 +114,11 @@ class RunSettings(Section):
     def kl_in_reward(self) -> bool:
         return self.algo.kl_coef > 0 and self.algo.kl_in == "reward"
 
+    def syncs_reference(self, step: int) -> bool:
+        """Whether the reference policy moves to the policy after a step."""
+        every = self.algo.ref_sync_steps
+        return every is not None and step % every == 0
+
     @property
     def checkpoint_every(self) -> int:
         return self.checkpoint.every or max(1, self.train.steps // 10)

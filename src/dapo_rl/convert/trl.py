@@ -60,10 +60,10 @@ def derive_updates(draft: Draft) -> None:
         draft.explain("epsilon_high", "same", "algo.clip_high = algo.clip_low", "null: the same as epsilon")
     _loss(draft)
     _entropy(draft)
-    _kl(draft)
     if draft.settings.get("train.lr_schedule") in ("linear", "cosine"):
         _final_rate(draft)
     _batch(draft)
+    _kl(draft)
     _lengths(draft)
     shared.adam_betas(draft, "adam_beta1", "adam_beta2")
     for key, ours in (("save_steps", "checkpoint.every"), ("eval_steps", "eval.every")):
@@ -131,6 +131,24 @@ def _kl(draft: Draft) -> None:
         draft.put("algo.kl_unbiased", True, unbiased, note=note, learns=True)
     else:
         draft.put("algo.kl_unbiased", True, unbiased)
+    _reference(draft)
+
+
+def _reference(draft: Draft) -> None:
+    """A reference policy that follows the policy; they count updates."""
+    switch, every, alpha = "sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha"
+    uses_lora = draft.value("use_peft") or draft.value("train_type", "tuner_type") == "lora"
+    if not draft.value(switch) or not draft.value("beta") or uses_lora:
+        draft.unused("the reference of the KL penalty stays the initial model", every, alpha)
+        if draft.value(switch) and draft.value("beta"):
+            draft.no_counterpart("with adapters, the reference is the model without them", switch)
+        else:
+            draft.unused("the reference of the KL penalty stays the initial model", switch)
+        return
+    updates, per_step = draft.number_or(512, every), _updates_per_step(draft)
+    note = f"{updates:g} updates / {per_step} per step"
+    draft.put("algo.ref_sync_steps", max(1, round(updates / per_step)), switch, every, note=note)
+    draft.put("algo.ref_mixup_alpha", draft.number_or(0.6, alpha), alpha)
 
 
 def _final_rate(draft: Draft) -> None:

@@ -42,6 +42,11 @@ class SavedCoefficients(Saved):
 class Coefficients:
     """Follows what updates and batches measure; a part of the checkpoint."""
 
+    _entropy_coef: float
+    _kl_coef: float
+    _entropy: float
+    """Of the last update. Before the first, none is known to be too low."""
+
     def __init__(self, algo: AlgoSettings) -> None:
         self._algo = algo
         self._begin()
@@ -75,8 +80,8 @@ class Coefficients:
             self._entropy_coef = next_entropy_coef(self._entropy_coef, self._entropy, algo.entropy_target, **step)
         measured = KL_OF_UPDATE if algo.kl_in == "loss" else KL_OF_REWARD
         if algo.kl_target is not None and measured in metrics:
-            how: dict[str, float] = {"samples": samples, "horizon": algo.kl_horizon}
-            self._kl_coef = next_kl_coef(self._kl_coef, metrics[measured], algo.kl_target, **how)
+            kl, horizon = metrics[measured], algo.kl_horizon
+            self._kl_coef = next_kl_coef(self._kl_coef, kl, algo.kl_target, samples=samples, horizon=horizon)
 
     def save(self, directory: Path) -> None:
         entropy = None if math.isinf(self._entropy) else self._entropy
@@ -99,6 +104,4 @@ class Coefficients:
             self._kl_coef = state.kl_coef
 
     def _begin(self) -> None:
-        self._entropy_coef, self._kl_coef = self._algo.entropy_coef, self._algo.kl_coef
-        self._entropy = math.inf
-        """Of the last update. Before the first, none is known to be too low."""
+        self._entropy_coef, self._kl_coef, self._entropy = self._algo.entropy_coef, self._algo.kl_coef, math.inf

@@ -51,15 +51,15 @@ class Policy(Protocol):
 
     def update(self, samples: Sequence[Trajectory], lr: float, coefs: Coefs = ..., /) -> Update: ...
 
+    def sync_reference(self, alpha: float) -> None: ...
+
     def weights(self) -> PolicyWeights: ...
 
     def figures(self) -> dict[str, float]:
         """Metrics of the ranks since the last call; none in one process."""
-        ...
 
     def release_memory(self) -> None:
         """Frees the memory that only updates need."""
-        ...
 
     def save(self, directory: Path) -> DeferredWrite | None: ...
 
@@ -85,7 +85,6 @@ class Verifiers(Protocol):
 
     def figures(self) -> dict[str, float]:
         """Metrics since the last call."""
-        ...
 
     def release_memory(self) -> None: ...
 
@@ -331,9 +330,10 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
     if done.last_pass:
         batch = with_diagnostics(batch, done.last_pass)
         batch = with_off_policy_metrics(batch, config)
-    weights = run.policy.weights()
-    if name := weights.not_finite():
+    if name := (weights := run.policy.weights()).not_finite():
         raise NonFiniteError(f"the update made weights that are not finite, in {name}")
+    if config.syncs_reference(step):
+        run.policy.sync_reference(config.algo.ref_mixup_alpha)
     if run.time_share:
         run.policy.release_memory()
         if run.critic is not None:

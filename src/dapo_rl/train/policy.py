@@ -34,6 +34,8 @@ from dapo_rl.train.custom import CustomLoss, build_losses, build_ratio
 from dapo_rl.train.learner import Learner, padded, read_checkpoint, total
 from dapo_rl.train.loss_denominators import Counts
 from dapo_rl.train.off_policy import SCALE, weight_bounds
+from dapo_rl.train.reference import FILE as REFERENCE
+from dapo_rl.train.reference import check_reference, move_towards, restore_reference
 from dapo_rl.types import Array, FloatArray, Trajectory, Update
 
 OPTIMIZER = "optimizer.pt"
@@ -72,6 +74,7 @@ class HFPolicy(Learner[TokenStats]):
         of the adapters' dropout.
         """
         self._seed, self._updates = seed, 0
+        self._synced = None if algo.ref_sync_steps is None or reference is model else reference
         self._tokenizer, self._settings = tokenizer, settings or ModelSettings()
         self._save_dtype = save_dtype
         self._algo = algo
@@ -115,6 +118,11 @@ class HFPolicy(Learner[TokenStats]):
         """The entropy of the current policy before each response token."""
         return self._results(samples, lambda batch: _stats(self._responses, batch).entropy)
 
+    def sync_reference(self, alpha: float) -> None:
+        """Moves the reference policy to the policy, by the share `alpha` of the way."""
+        assert self._synced is not None
+        move_towards(self._synced, self.model, alpha)
+
     def update(self, samples: Sequence[Trajectory], lr: float, coefs: Coefs | None = None) -> Update:
         """One optimizer step; the result does not depend on the split into micro-batches. `coefs` replace those of the
         settings."""
@@ -140,8 +148,8 @@ class HFPolicy(Learner[TokenStats]):
 
     def save(self, directory: Path) -> DeferredWrite:
         """Copies the weights and the state of the optimizer; the result writes them: `model/`, `optimizer.pt`, and
-        `weights.pt` if `model/` does not store the weights exactly. The next call reuses the copies' memory. If the
-        host has no memory for copies, this writes everything itself."""
+        `weights.pt` if `model/` does not store the weights exactly, `reference.pt` if the reference policy changes. The
+        next call reuses the copies' memory. If the host has no memory for copies, this writes everything itself."""
         state = {
             "optimizer": self._optimizer.state_dict(),
             "lowered_budget": self._lowered_budget,
@@ -150,11 +158,12 @@ class HFPolicy(Learner[TokenStats]):
         if name := not_finite(state):
             raise NonFiniteError(f"the state of the optimizer is not finite, in {name}")
         write_model = self._stored.save(directory)
-        copied = state if self._copies is None else self._copies.take(state)
+        files = {OPTIMIZER: state} | ({} if self._synced is None else {REFERENCE: self._synced.state_dict()})
+        copied = files if self._copies is None else self._copies.take(files)
 
         def write(is_cancelled: IsCancelled) -> Digests:
-            digests = write_model(is_cancelled)
-            return {**digests, OPTIMIZER: save_hashed(copied, directory / OPTIMIZER, is_cancelled)}
+            digests = dict(write_model(is_cancelled))
+            return digests | {name: save_hashed(copied[name], directory / name, is_cancelled) for name in copied}
 
         return write if self._copies is not None else done_now(write)
 
@@ -163,7 +172,14 @@ class HFPolicy(Learner[TokenStats]):
         with read_checkpoint(directory):
             state = torch.load(directory / OPTIMIZER, map_location="cpu", weights_only=True)
             weights = stored_weights(directory)
+            reference = None
+            if self._synced is not None:
+                reference = torch.load(directory / REFERENCE, map_location="cpu", weights_only=True)
+        if reference is not None:
+            check_reference(directory, self._synced, reference)
         self._restore(directory, weights, state)
+        if reference is not None:
+            restore_reference(self._synced, reference)
 
     def _restore_optimizer(self, state: Mapping[str, Any]) -> None:
         super()._restore_optimizer(state)

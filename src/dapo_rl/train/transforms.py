@@ -68,7 +68,7 @@ def build_transforms(
     if config.teacher.name is not None:
         transforms.append(lambda batch: with_teacher(batch, config.teacher.weight))
     if values is not None:
-        transforms.append(lambda batch: with_values(batch, config, values, coefficients and coefficients.kl))
+        transforms.append(lambda batch: with_values(batch, config, values, coefficients.kl if coefficients else None))
     if by_entropy:
         transforms.append(after_pretraining(lambda batch: with_entropy_mask(batch, config)))
     if selects_by_covariance(config):
