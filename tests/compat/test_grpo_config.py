@@ -59,7 +59,7 @@ def test_what_would_change_learning_is_refused_by_name():
     """Every field that the table says is refused is, for a value that is not its default."""
     odd = {bool: lambda value: not value, str: lambda value: f"{value}x", float: lambda value: value + 0.5}
     refused = [name for name, (what, _) in decisions(trl.GRPOConfig).items() if what == "refused"]
-    assert len(refused) > 15
+    assert len(refused) > 12
     for name in refused:
         args = grpo()
         value = getattr(args, name)
@@ -239,6 +239,13 @@ def test_the_entropy_bonus_of_trl():
     assert (algo.entropy_target, algo.entropy_coef_max) == (0.7, 0.5)
     with pytest.raises(UserError, match=r"entropy_coef_min=0\.1: the weight of an adaptive entropy bonus falls to 0"):
         moved(use_adaptive_entropy=True, entropy_coef_min=0.1)
+
+
+def test_rewards_of_trl_that_are_normalised_apart():
+    config = settings(multi_objective_aggregation="normalize_then_sum", scale_rewards="none").config
+    assert (config.algo.advantage, config.algo.normalize, config.algo.advantage_eps) == ("gdpo", "group", 1e-4)
+    config = settings(scale_rewards="none").config
+    assert (config.algo.advantage, config.algo.normalize) == ("group", "none")
 
 
 def test_the_kl_penalty_of_trl():

@@ -159,10 +159,16 @@ def test_two_reward_functions_and_a_refused_field(run_script):
     ((trainer, summary),) = run_script(patched("gspo.py"), ON_CPU)
     assert summary["steps"] == 2
     assert trainer.config.eval.every is None
-    with pytest.raises(
-        UserError, match=r"args: multi_objective_aggregation='normalize_then_sum': rewards are summed, "
-    ):
-        run_script(patched("gspo.py"), [*ON_CPU, "--multi_objective_aggregation", "normalize_then_sum"])
+    with pytest.raises(UserError, match=r"args: repetition_penalty=1\.5: there is no repetition penalty"):
+        run_script(patched("gspo.py"), [*ON_CPU, "--repetition_penalty", "1.5"])
+
+
+@pytest.mark.slow
+def test_two_reward_functions_that_are_normalised_apart(run_script):
+    apart = ("--multi_objective_aggregation", "normalize_then_sum")
+    ((trainer, summary),) = run_script(patched("gspo.py"), [*ON_CPU, *apart])
+    assert summary["steps"] == 2
+    assert trainer.config.decouples_rewards
 
 
 @pytest.mark.slow

@@ -93,6 +93,7 @@ FLIPS = [
     ("algo.loss", "cispo", {"Objective"}),
     ("algo.advantage", "mine.py:advantage", {"Advantage"}),
     ("algo.advantage", "opo", {"Advantage"}),
+    ("algo.advantage", "gdpo", {"Advantage"}),
     ("algo.advantage", "reinforce++", {"Advantage"}),
     ("algo.normalize", "none", {"Advantage"}),
     ("algo.normalize", "batch", {"Advantage"}),

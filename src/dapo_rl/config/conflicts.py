@@ -12,7 +12,7 @@ from dapo_rl.choices import FIXED_OPTIONS, KL_KINDS, NORMALIZATIONS, VERIFIERS, 
 from dapo_rl.config.sections import ClusterSettings
 from dapo_rl.config.settings import RunSettings
 from dapo_rl.engine_specs import ENGINES, engine_spec
-from dapo_rl.objectives import ADVANTAGES, DISTILL, GAE, LOSSES
+from dapo_rl.objectives import ADVANTAGES, DISTILL, GAE, GDPO, LOSSES
 
 FIXED_TEMPLATE_ARGUMENTS = (
     *("conversation", "messages", "tokenize", "add_generation_prompt", "continue_final_message", "chat_template"),
@@ -165,6 +165,11 @@ def _algo(config: RunSettings) -> Iterator[str]:
             "null"
         )
     yield from _kl(config)
+    if config.decouples_rewards and config.env.turn_discount is not None:
+        yield (
+            f"env.turn_discount: with algo.advantage={GDPO} rewards are those of whole episodes; leave it out, or set "
+            "algo.advantage=group"
+        )
     if algo.clip_cov_low >= algo.clip_cov_high:
         yield (
             f"algo.clip_cov_low: {algo.clip_cov_low:g} is not below algo.clip_cov_high {algo.clip_cov_high:g}; verl's "

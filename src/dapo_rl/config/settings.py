@@ -25,7 +25,7 @@ from dapo_rl.config.sections import (
     TeacherSettings,
     TrainSettings,
 )
-from dapo_rl.objectives import GAE
+from dapo_rl.objectives import GAE, GDPO
 
 
 class RunSettings(Section):
@@ -97,6 +97,11 @@ class RunSettings(Section):
     @property
     def has_critic(self) -> bool:
         return self.algo.advantage == GAE
+
+    @property
+    def decouples_rewards(self) -> bool:
+        """Whether rewards are normalised each on its own."""
+        return self.algo.advantage == GDPO
 
     @property
     def critic_lr(self) -> float:

@@ -13,6 +13,7 @@ from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.hydra import UnknownValue
 from dapo_rl.convert.turns import trl_turns
 from dapo_rl.errors import UserError
+from dapo_rl.objectives import GDPO
 from dapo_rl.objectives.losses import LOSSES, losses_by
 
 _BATCH_KEYS = (
@@ -60,6 +61,7 @@ def derive_updates(draft: Draft) -> None:
         draft.explain("epsilon_high", "same", "algo.clip_high = algo.clip_low", "null: the same as epsilon")
     _loss(draft)
     _entropy(draft)
+    _rewards_apart(draft)
     if draft.settings.get("train.lr_schedule") in ("linear", "cosine"):
         _final_rate(draft)
     _batch(draft)
@@ -149,6 +151,23 @@ def _reference(draft: Draft) -> None:
     note = f"{updates:g} updates / {per_step} per step"
     draft.put("algo.ref_sync_steps", max(1, round(updates / per_step)), switch, every, note=note)
     draft.put("algo.ref_mixup_alpha", draft.number_or(0.6, alpha), alpha)
+
+
+def _rewards_apart(draft: Draft) -> None:
+    """GDPO: TRL's `multi_objective_aggregation`, which ignores `scale_rewards`, and a value of it in ms-swift."""
+    aggregation, scale = "multi_objective_aggregation", "scale_rewards"
+    apart = draft.value(aggregation) == "normalize_then_sum"
+    if not apart and draft.value(scale) != GDPO:
+        draft.unused("rewards are summed, then normalised", aggregation)
+        return
+    draft.put("algo.advantage", GDPO, aggregation)
+    if apart:
+        draft.settings["algo.normalize"] = "group"
+        draft.explain_again(
+            scale, "default here", note="each reward is scaled by its std in the group, whatever is set"
+        )
+    else:
+        draft.explain_again(scale, "same", f"algo.advantage: {GDPO}")
 
 
 def _final_rate(draft: Draft) -> None:

@@ -12,7 +12,7 @@ from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.shared import ACTOR, MODEL, ROLLOUT
 from dapo_rl.convert.turns import verl_turns
 from dapo_rl.convert.verl_off_policy import verl_off_policy
-from dapo_rl.objectives import ADVANTAGES, GAE, LOSSES
+from dapo_rl.objectives import ADVANTAGES, GAE, GDPO, LOSSES
 
 NO_CAP = 1_000_000
 """The cap for a run without one: more groups than a step ever draws."""
@@ -178,6 +178,23 @@ def _advantages(draft: Draft) -> None:
     else:
         why = "write it as algo.advantage=file.py:name"
         draft.explain(key, "no counterpart", "algo.normalize: group, the default", why, True)
+    _rewards_apart(draft, estimator == GDPO)
+
+
+def _rewards_apart(draft: Draft, used: bool) -> None:
+    """GDPO, whose rewards are entries of what one function returns."""
+    keys = [f"algorithm.gdpo_reward_{name}" for name in ("keys", "weights")]
+    if not used:
+        draft.unused("without gdpo it does nothing", *keys)
+        return
+    by_std = "algorithm.norm_adv_by_std_in_grpo"
+    draft.rows.pop(by_std, None)
+    draft.put("algo.normalize", "none" if draft.value(by_std) is False else "group", by_std)
+    note = "over the samples of the step; theirs counts a sample as often as it has tokens"
+    draft.explain_again("algorithm.adv_estimator", "differs", f"algo.advantage: {GDPO}", note, learns=True)
+    entry = draft.library.find(keys[0])
+    for key in keys:
+        draft.explain(key, "differs", "reward.verifier", "" if entry is None else entry.note, learns=True)
 
 
 def _kl(draft: Draft) -> None:
