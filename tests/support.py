@@ -117,7 +117,9 @@ def with_reference(policy: Any, samples: Sequence[Trajectory]) -> list[Trajector
 
 def full_batch(groups: Sequence[Group], config: Config, *arguments: Any, **more: Any) -> Batch:
     """`make_batch` with the advantages that `algo.advantage` estimates."""
-    return with_advantages(make_batch(groups, config, *arguments, **more), build_advantages(config.algo))
+    return with_advantages(
+        make_batch(groups, config, *arguments, **more), build_advantages(config.algo, config.overlong.factor)
+    )
 
 
 def ids(sample: Trajectory | Prompt) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ PACKAGE = REPOSITORY / "src" / "dapo_rl"
 
 COMMANDS = "commands.py"
 """Its functions are named after the commands, as `dapo train` is after the loop that it runs."""
-TWINS = tuple(f"objectives/numpy_twin{part}.py" for part in ("", "_credit", "_off_policy", "_tokens"))
+TWINS = tuple(f"objectives/numpy_twin{part}.py" for part in ("", "_credit", "_kl", "_off_policy", "_tokens"))
 """Each NumPy twin has the name of the function that it checks."""
 SHARED = {"main", "build"}
 """The entry points of modules that run with `python -m`, and of built-in engines."""

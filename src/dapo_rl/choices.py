@@ -95,12 +95,14 @@ class KLChoice:
     """In the loss, in expectation over tokens of the policy."""
     learns: bool = True
     """Whether that gradient is other than 0."""
+    unbiased: bool = False
+    """Whether it is that of KL(policy ‖ reference) if weighted by a ratio (`algo.kl_unbiased`)."""
 
 
 KL_KINDS: dict[KLKind, KLChoice] = {
-    "k1": KLChoice("log-ratio: unbiased, can be negative", "0; only in the reward", learns=False),
+    "k1": KLChoice("log-ratio: unbiased, can be negative", "0; only in the reward", learns=False, unbiased=True),
     "k2": KLChoice("half the squared log-ratio: biased, low variance", "that of KL(policy ‖ reference)"),
-    "k3": KLChoice("ratio − 1 − log-ratio: unbiased, never negative", "that of KL(reference ‖ policy)"),
+    "k3": KLChoice("ratio − 1 − log-ratio: unbiased, never negative", "that of KL(reference ‖ policy)", unbiased=True),
     "k1+": KLChoice("that of k1", "that of k2"),
     "k3+": KLChoice("that of k3", "that of k2"),
 }

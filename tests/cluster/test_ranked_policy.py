@@ -269,6 +269,28 @@ def test_a_checkpoint_of_two_ranks_continues_on_another_number(policy_on, tmp_pa
         assert_close(theirs[name], weight, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("alpha", [1.0, 0.25])
+def test_a_reference_that_follows_the_policy_is_in_the_checkpoint(policy_on, tmp_path, alpha):
+    """It is that of one process, and a checkpoint of two ranks has it on another number of them."""
+    first, second = make_samples(0), make_samples(1)
+    how = {"algo": AlgoSettings(kl_coef=0.1, ref_sync_steps=1), "reference": True}
+    one, two = one_process(**how), policy_on(2, **how)
+    before = one.score_reference(second)
+    for policy in (one, two):
+        policy.update(with_reference(policy, first), 1e-3)
+        policy.sync_reference(alpha)
+    expected = one.score_reference(second)
+    assert max(abs(a - b).max() for a, b in zip(before, expected, strict=True)) > 1e-3
+    write(two, tmp_path)
+    for world_size in (2, 4):
+        other = policy_on(world_size, **how)
+        other.update(with_reference(other, second), 1e-3)
+        other.sync_reference(1.0)  # is replaced
+        other.load(tmp_path)
+        for mine, theirs in zip(other.score_reference(second), expected, strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-4)
+
+
 def test_a_run_publishes_and_restores_the_shards(policy_on, tmp_path):
     """A checkpoint that is damaged is skipped, as those of one process are."""
     ranked, checkpoints = policy_on(2), Checkpoints(tmp_path, keep=2)

@@ -40,9 +40,7 @@ def test_every_field_has_a_decision():
     made = decisions(trl.GRPOConfig)
     assert set(made) == {field.name for field in dataclasses.fields(trl.GRPOConfig)}
     assert [name for name, (what, _) in made.items() if what == "unknown"] == []
-    assert {name for name, (what, _) in made.items() if what == "differs"} == {
-        "use_bias_correction_kl",
-    }
+    assert {name for name, (what, _) in made.items() if what == "differs"} == set()
 
 
 def test_a_field_left_at_its_default_has_the_same_value_here():
@@ -61,7 +59,7 @@ def test_what_would_change_learning_is_refused_by_name():
     """Every field that the table says is refused is, for a value that is not its default."""
     odd = {bool: lambda value: not value, str: lambda value: f"{value}x", float: lambda value: value + 0.5}
     refused = [name for name, (what, _) in decisions(trl.GRPOConfig).items() if what == "refused"]
-    assert len(refused) > 15
+    assert len(refused) > 12
     for name in refused:
         args = grpo()
         value = getattr(args, name)
@@ -241,6 +239,33 @@ def test_the_entropy_bonus_of_trl():
     assert (algo.entropy_target, algo.entropy_coef_max) == (0.7, 0.5)
     with pytest.raises(UserError, match=r"entropy_coef_min=0\.1: the weight of an adaptive entropy bonus falls to 0"):
         moved(use_adaptive_entropy=True, entropy_coef_min=0.1)
+
+
+def test_rewards_of_trl_that_are_normalised_apart():
+    config = settings(multi_objective_aggregation="normalize_then_sum", scale_rewards="none").config
+    assert (config.algo.advantage, config.algo.normalize, config.algo.advantage_eps) == ("gdpo", "group", 1e-4)
+    config = settings(scale_rewards="none").config
+    assert (config.algo.advantage, config.algo.normalize) == ("group", "none")
+
+
+def test_the_kl_penalty_of_trl():
+    algo = settings(beta=0.04).config.algo
+    assert (algo.kl_coef, algo.kl_kind, algo.kl_unbiased) == (0.04, "k3", True), "TRL's default"
+    assert not settings(beta=0.04, use_bias_correction_kl=False).config.algo.kl_unbiased
+    assert not settings().config.algo.kl_unbiased, "there is no penalty"
+    (note,) = [note for note in moved(beta=0.04, importance_sampling_level="sequence").notes if "bias" in note]
+    assert note.endswith("differs here: by the ratio of each token; theirs is that of its sequence")
+
+
+def test_a_reference_of_trl_that_follows_the_policy():
+    """512 updates by default, with two per step 256 steps; TRL mixes 0.6 of the policy in."""
+    follows = {"beta": 0.04, "sync_ref_model": True}
+    algo = settings(**follows).config.algo
+    assert (algo.ref_sync_steps, algo.ref_mixup_alpha) == (512, 0.6)
+    algo = settings(**follows, ref_model_sync_steps=7, ref_model_mixup_alpha=1.0, steps_per_generation=2).config.algo
+    assert (algo.ref_sync_steps, algo.ref_mixup_alpha) == (4, 1.0)
+    assert settings(beta=0.04, ref_model_sync_steps=7).config.algo.ref_sync_steps is None
+    assert settings(sync_ref_model=True).config.algo.ref_sync_steps is None, "there is no penalty"
 
 
 def test_the_losses_of_trl():

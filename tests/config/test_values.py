@@ -49,7 +49,16 @@ DEFAULTS = {
         **{"importance_floor": None, "importance_level": "token", "importance_normalize": False, "reject": {}},
         **{"off_policy_mask_threshold": None, "max_token_staleness": None},
         **{"advantage": "group", "normalize": "group", "ddof": 1, "advantage_eps": 1e-6, "kl_coef": 0.0},
-        **{"kl_kind": "k3", "kl_in": "loss", "positive_lm_coef": 0.0},
+        **{
+            "kl_kind": "k3",
+            "kl_in": "loss",
+            "positive_lm_coef": 0.0,
+            "kl_target": None,
+            "kl_unbiased": False,
+            "ref_sync_steps": None,
+            "ref_mixup_alpha": 1.0,
+            "kl_horizon": 10000.0,
+        },
         **{"entropy_coef": 0.0, "entropy_target": None, "entropy_coef_delta": 0.005, "entropy_coef_max": 1.0},
         **{"top_entropy_quantile": 1.0, "cov_share": 0.0002, "clip_cov_low": 1.0, "clip_cov_high": 5.0},
         **{"kl_cov_coef": 1.0, "tau_pos": 1.0, "tau_neg": 1.05},
@@ -99,6 +108,7 @@ LEAST = {
     **dict.fromkeys((f"sampling.{name}" for name in ("top_k", "max_staleness", "skip_solved_epochs")), 0),
     **dict.fromkeys(("seed", "reward.workers", "overlong.cache_length", "train.warmup_steps"), 0),
     **dict.fromkeys(("critic.pretrain_steps", "cluster.restarts", "algo.max_token_staleness", "teacher.retries"), 0),
+    "algo.ref_sync_steps": 1,
     "reward.memory_mb": 64,
     "env.memory_mb": 64,
     **dict.fromkeys(("env.max_turns", "env.max_turn_tokens", "env.max_observation_tokens", "env.workers"), 1),
@@ -118,14 +128,21 @@ ABOVE_ZERO = (
     *("critic.pretrain_until", "sampling.replay_pass_rate"),
     *("cluster.timeout_s", "model.lora.alpha", "env.timeout_s", "teacher.weight", "algo.importance_floor"),
     "teacher.timeout_s",
-    *("algo.entropy_target", "algo.entropy_coef_delta", "algo.entropy_coef_max"),
+    *(
+        "algo.kl_target",
+        "algo.kl_horizon",
+        "algo.ref_mixup_alpha",
+        "algo.entropy_target",
+        "algo.entropy_coef_delta",
+        "algo.entropy_coef_max",
+    ),
     *("algo.top_entropy_quantile", "algo.cov_share", "algo.tau_pos", "algo.tau_neg"),
 )
 UP_TO_ONE = (
     *("sampling.top_p", "sampling.min_p", "eval.top_p", "train.min_lr_share", "critic.lambda_critic"),
     *("critic.lambda_lowest", "reward.max_error_share", "env.max_error_share", "env.turn_discount"),
     *("critic.pretrain_until", "sampling.replay_pass_rate"),
-    *("algo.top_entropy_quantile", "algo.cov_share"),
+    *("algo.top_entropy_quantile", "algo.cov_share", "algo.ref_mixup_alpha"),
 )
 
 

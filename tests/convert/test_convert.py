@@ -396,6 +396,35 @@ def test_the_kl_estimators_of_verl(converted):
         assert (config.algo.kl_kind, rows[f"{actor}.kl_loss_type"].learns) == (ours, learns)
 
 
+def test_rewards_that_are_normalised_apart(converted):
+    words = "algorithm.gdpo_reward_keys=[format,accuracy] algorithm.gdpo_reward_weights=[1,2]"
+    _, config, rows = converted(verl(words).replace("=grpo", "=gdpo"))
+    assert (config.algo.advantage, config.algo.normalize) == ("gdpo", "group")
+    assert rows["algorithm.gdpo_reward_keys"].here == "reward.verifier"
+    assert rows["algorithm.gdpo_reward_keys"].learns
+    assert rows["algorithm.adv_estimator"].note.startswith("over the samples of the step")
+    _, config, _ = converted(verl("algorithm.norm_adv_by_std_in_grpo=False").replace("=grpo", "=gdpo"))
+    assert (config.algo.advantage, config.algo.normalize) == ("gdpo", "none")
+    result, config, _ = converted(verl(words))
+    assert config.algo.advantage == "group"
+    assert not any("gdpo" in row.key for row in result.changes)
+    _, config, _ = converted(trl("--multi_objective_aggregation normalize_then_sum --scale_rewards batch"))
+    assert (config.algo.advantage, config.algo.normalize) == ("gdpo", "group")
+    swift = published.SWIFT.replace("--scale_rewards group", "--scale_rewards gdpo")
+    _, config, rows = converted(swift)
+    assert (config.algo.advantage, config.algo.normalize) == ("gdpo", "group")
+    assert (rows["scale_rewards"].status, rows["scale_rewards"].here) == ("same", "algo.advantage: gdpo")
+
+
+def test_a_reference_of_swift_that_follows_the_policy(converted):
+    follows = published.SWIFT.replace("--beta 0.0", "--beta 0.1 --sync_ref_model true --ref_model_sync_steps 6")
+    _, config, rows = converted(follows)
+    assert (config.algo.ref_sync_steps, config.algo.ref_mixup_alpha) == (6 // config.train.mini_batches, 0.6)
+    _, config, rows = converted(follows.replace("--tuner_type full", "--tuner_type lora"))
+    assert config.algo.ref_sync_steps is None
+    assert (rows["sync_ref_model"].learns, rows["ref_model_sync_steps"].learns) == (True, False)
+
+
 @pytest.mark.parametrize(
     "prefix",
     [

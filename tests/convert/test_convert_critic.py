@@ -74,10 +74,23 @@ def test_kl_in_the_reward(converted, theirs, kind):
     assert config.algo.kl_coef == 0.001
 
 
+def test_an_adaptive_weight_of_kl_in_the_reward(converted):
+    adaptive = "algorithm.use_kl_in_reward=True algorithm.kl_ctrl.type=adaptive"
+    result, config, _ = converted(verl(f"{adaptive} algorithm.kl_ctrl.target_kl=0.05 algorithm.kl_ctrl.horizon=5000"))
+    assert (config.algo.kl_coef, config.algo.kl_target, config.algo.kl_horizon) == (0.001, 0.05, 5000)
+    assert changed(result) == set()
+    result, config, _ = converted(verl(adaptive))
+    assert (config.algo.kl_target, config.algo.kl_horizon) == (0.1, 10000), "verl's defaults"
+    for words in ("algorithm.kl_ctrl.type=fixed algorithm.use_kl_in_reward=True", "algorithm.kl_ctrl.type=adaptive"):
+        result, config, _ = converted(verl(f"{words} algorithm.kl_ctrl.target_kl=0.05"))
+        assert config.algo.kl_target is None
+        assert changed(result) == set()
+
+
 def test_what_of_kl_in_the_reward_has_no_counterpart(converted):
     used = "algorithm.use_kl_in_reward=True"
-    result, config, _ = converted(verl(used, "algorithm.kl_ctrl.type=adaptive algorithm.kl_penalty=abs"))
-    assert changed(result) == {"algorithm.kl_ctrl.type", "algorithm.kl_penalty"}
+    result, config, _ = converted(verl(used, "algorithm.kl_penalty=abs"))
+    assert changed(result) == {"algorithm.kl_penalty"}
     result, config, _ = converted(verl(used, f"{ACTOR}.use_kl_loss=True {ACTOR}.kl_loss_coef=0.5"))
     assert (config.algo.kl_in, config.algo.kl_coef) == ("reward", 0.001)
     assert changed(result) == {f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef"}

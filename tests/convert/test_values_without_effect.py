@@ -31,7 +31,6 @@ VALUES = {
         "label_smoothing_factor": ("0.0", "0.1"),
         "load_best_model_at_end": ("false", "true"),
         "repetition_penalty": ("1.0", "2.0"),
-        "sync_ref_model": ("false", "true"),
         "router_aux_loss_coef": ("0", "1"),
         "shuffle_dataset": ("true", "false"),
         "load_in_4bit": ("false", "true"),
@@ -40,7 +39,7 @@ VALUES = {
     "swift": {
         "adam_epsilon": ("1e-8", "1e-7"),
         "repetition_penalty": ("1", "1.1"),
-        "sync_ref_model": ("false", "true"),
+        "sync_ref_model": ("false", "true"),  # with adapters, which ms-swift trains by default
         "dataset_shuffle": ("true", "false"),
         "train_dataloader_shuffle": ("true", "false"),
         "kl_in_reward": ("false", "true"),

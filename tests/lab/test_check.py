@@ -93,6 +93,7 @@ FLIPS = [
     ("algo.loss", "cispo", {"Objective"}),
     ("algo.advantage", "mine.py:advantage", {"Advantage"}),
     ("algo.advantage", "opo", {"Advantage"}),
+    ("algo.advantage", "gdpo", {"Advantage"}),
     ("algo.advantage", "reinforce++", {"Advantage"}),
     ("algo.normalize", "none", {"Advantage"}),
     ("algo.normalize", "batch", {"Advantage"}),
@@ -134,6 +135,9 @@ FLIPS = [
     ("teacher.prompt", "{prompt} {answer}", {"Teacher"}),
     ("algo.kl_kind", "k1", set()),  # without a coefficient it has no effect
     ("algo.kl_in", "reward", set()),  # likewise
+    ("algo.kl_unbiased", True, set()),  # without a coefficient it has no effect
+    ("algo.ref_mixup_alpha", 0.6, set()),  # likewise
+    ("algo.kl_horizon", 100.0, set()),  # without a target it has no effect
     ("algo.positive_lm_coef", 0.1, {"LM loss of correct samples"}),
     ("reward.wrong", 0.0, {"Rule-based reward"}),
     ("reward.correct", 2.0, {"Rule-based reward"}),
@@ -295,6 +299,8 @@ def test_every_setting_of_a_row_is_tried():
         "algo.importance_cap",
         "algo.importance_floor",
         "algo.importance_normalize",
+        "algo.kl_target",
+        "algo.ref_sync_steps",
         "sampling.ahead",
         "cluster.placement",
         "engine_options",
@@ -406,6 +412,12 @@ def test_the_defaults_are_dapo_at_another_scale():
         ({"algo__loss": "cispo"}, "Objective", "tokens beyond the bounds keep their gradient"),
         ({"algo__advantage": "opo", "reward__correct": 3.0}, "Rule-based reward", "so they are 2 times as large"),
         ({"algo__ddof": 0}, "Advantage", r"3\.3% larger"),
+        (
+            {"algo__kl_coef": 0.1, "algo__ref_sync_steps": 50},
+            "KL term",
+            "^the policy is pulled towards itself of up to 50 ",
+        ),
+        ({"algo__kl_coef": 0.1, "algo__kl_target": 0.02}, "KL term", "^the policy is kept at 0.02 nats per token"),
         ({"algo__aggregation": "token-mean-per-group"}, "Token-level loss", r"^Eq\. 12, read literally"),
         ({}, "Token-level loss", "as the authors' script"),
         ({"sampling__surplus": "carry"}, "Surplus groups", "trained on later .* up to 1 version newer"),

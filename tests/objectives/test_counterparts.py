@@ -17,13 +17,14 @@ from dapo_rl.objectives import (
     importance,
     losses,
     numpy_twin_credit,
+    numpy_twin_kl,
     numpy_twin_off_policy,
     numpy_twin_tokens,
 )
 from dapo_rl.objectives import numpy_twin as reference
 from dapo_rl.objectives.advantages import rewards_alone
 
-TWINS = (reference, numpy_twin_credit, numpy_twin_off_policy, numpy_twin_tokens)
+TWINS = (reference, numpy_twin_credit, numpy_twin_kl, numpy_twin_off_policy, numpy_twin_tokens)
 
 QUICK = settings(max_examples=60, deadline=None)
 WITHOUT = {
@@ -31,7 +32,7 @@ WITHOUT = {
     "mask_like": "brings a mask into the shape of log-probabilities; the counterparts do so themselves",
 }
 """Functions of tensors that are no formula."""
-OURS_ALONE = {"ReferenceClipFractions", "kl_slope"}
+OURS_ALONE = {"ReferenceClipFractions", "kl_slope", "unbiased_kl_slope"}
 """Names of the reference without a function in PyTorch: autograd computes the slope."""
 
 

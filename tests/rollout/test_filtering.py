@@ -26,7 +26,7 @@ def judge(prompt, samples):
     return verdicts
 
 
-def sampler_for(*groups, verifier=judge, **changes):
+def sampler_for(*groups, verifier=judge, decoupled=False, **changes):
     """The n-th request gets the n-th of these groups of scores, again and again."""
 
     def script(request):
@@ -42,6 +42,7 @@ def sampler_for(*groups, verifier=judge, **changes):
         settings,
         cap=settings.cap or 50,
         seed=0,
+        decoupled=decoupled,
     )
 
 
@@ -165,6 +166,19 @@ def test_a_minor_reward_does_not_keep_a_group():
         "length adds at most half as much as math: groups are kept if math differs; sampling.metric=score compares the "
         "sums of all rewards",
     )
+
+
+def test_with_rewards_apart_any_of_them_keeps_a_group():
+    """Also the minor one, and two that cancel in the sum. One that has no weight does not count."""
+    groups = (ALL_RIGHT, "1/0,0/1", "1/0.5,1/0.5", "-1/2,-1/2", "1,1/0.5")
+    found, notes = outcomes(*groups, decoupled=True, n=4, weight=1.0)
+    assert [found[n] for n in range(5)] == ["kept", "kept", "all_correct", "all_wrong", "all_correct"]
+    assert notes == ()
+    assert outcomes(*groups, n=2, weight=1.0)[0][1] == "no_spread", "summed, they are equal"
+    found, _ = outcomes(ALL_RIGHT, MIXED, decoupled=True, weight=0.0)
+    assert (found[0], found[1]) == ("all_correct", "kept")
+    found, _ = outcomes("1/0,0/1", "-1/0.1,-1/0.2", decoupled=True, metric="correct")
+    assert (found[0], found[1]) == ("kept", "all_wrong"), "an explicit metric wins"
 
 
 def test_sums_decide_between_rewards_of_one_size():

@@ -28,6 +28,7 @@ def taken(path):
         ["model.save_dtype=bfloat16"],
         ["model.lora.rank=4"],
         ["preset=ppo", "critic.pretrain_steps=0"],
+        ["algo.kl_coef=0.1", "algo.ref_sync_steps=1"],
     ],
     ids=lambda settings: " ".join(settings) or "default",
 )

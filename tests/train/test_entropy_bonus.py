@@ -72,10 +72,10 @@ def test_the_adaptive_weight_by_hand():
     assert coefficients.now.entropy == 0, "no entropy is known yet"
     applied = []
     for entropy in (0.4, 0.5, 0.3, 0.51, 0.6, 0.7, 0.2):
-        coefficients.follow({"actor/entropy": entropy})
+        coefficients.follow({"actor/entropy": entropy}, 1)
         applied.append(coefficients.now.entropy)
     assert applied == [0.225, 0.25, 0.25, 0.0, 0.0, 0.0, 0.125]
-    coefficients.follow({})  # nothing was in the loss
+    coefficients.follow({}, 0)  # nothing was in the loss
     assert coefficients.now.entropy == 0.125
     assert Coefficients.of(AlgoSettings(entropy_coef=0.1)) is None
 
@@ -85,7 +85,7 @@ def test_the_adaptive_weight_is_restored_exactly(tmp_path):
     first, second, fresh = (Coefficients.of(algo) for _ in range(3))
     fresh.save(tmp_path)
     for entropy in (0.3, 0.2, 0.1):
-        first.follow({"actor/entropy": entropy})
+        first.follow({"actor/entropy": entropy}, 1)
     second.load(tmp_path)
     assert second.now.entropy == 0
     assert math.isinf(second._entropy)

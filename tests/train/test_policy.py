@@ -182,6 +182,20 @@ def test_kl_to_the_starting_model_pulls_back():
     assert same.update(with_reference(same, samples), 0.0).metrics["actor/kl_loss"] < 1e-6
 
 
+def test_an_unbiased_penalty_is_that_of_its_tokens():
+    """`actor/kl_loss` by NumPy, from the behaviour's log-probabilities; its gradient pulls another way than k3's."""
+    model, start = small_model(), small_model(1)
+    samples = samples_for(model)
+    policy = make_policy(model, 24, reference=start, kl_coef=0.5, kl_unbiased=True)
+    samples = with_reference(policy, samples)
+    logps = make_policy(model).score(samples)
+    rows = zip(logps, samples, strict=True)
+    tokens = np.concatenate([reference.unbiased_kl(lp, s["ref_logps"], s.logps) for lp, s in rows])
+    assert policy.update(samples, lr=0.0).metrics["actor/kl_loss"] == pytest.approx(tokens.mean(), rel=1e-4)
+    plain = make_policy(model, reference=start, kl_coef=0.5)
+    assert torch.cosine_similarity(gradient(policy, samples), gradient(plain, samples), dim=0) < 0.99
+
+
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 def test_divergence_is_met_before_the_weights_are_touched(poison):
     model = small_model()

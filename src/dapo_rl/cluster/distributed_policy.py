@@ -165,6 +165,10 @@ class DistributedPolicy(DistributedLearner):
         """The log-probability of each response token under the reference policy."""
         return self._scored("score_reference", samples)
 
+    def sync_reference(self, alpha: float) -> None:
+        """Moves the reference policy to the policy, by the share `alpha` of the way."""
+        self._call("sync_reference", [(alpha,)] * self._ranks.world_size)
+
     def score_entropy(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
         """The entropy of the current policy before each response token."""
         return self._scored("score_entropy", samples)

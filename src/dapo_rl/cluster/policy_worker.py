@@ -118,7 +118,7 @@ class LearnerWorker(Learner[Stats]):
         """Copies this rank's shards of the weights and moments to host memory, for `write_shards`. If there is no
         memory for that, they must not change until they are written."""
         self._place.alive()
-        tensors = shard_tensors(self.model, self._optimizer)
+        tensors = shard_tensors(self.model, self._optimizer, self._synced)
         self._agree_finite({name: _local(tensor) for name, tensor in tensors.items()}, "the checkpoint's tensors")
         if self._copies is not None:
             copied = self._copies.take({name: _local(tensor) for name, tensor in tensors.items()})
@@ -135,7 +135,7 @@ class LearnerWorker(Learner[Stats]):
     def load(self, directory: Path) -> None:
         """Loads what any number of ranks wrote. A NonFiniteError leaves the policy unchanged."""
         self._place.alive()
-        loaded = read_shards(directory, self.shards, self.model, self._optimizer, self._talk)
+        loaded = read_shards(directory, self.shards, self.model, self._optimizer, self._talk, self._synced)
         if loaded.extra.get("frozen") != self._frozen:
             other = "the weights that are not trained are others"
             raise UserError(f"{directory}: belongs to a different model: {other}; resume with the run's own model")
@@ -241,7 +241,7 @@ class LearnerWorker(Learner[Stats]):
         """The ranks of a host share its memory."""
         held = sum(_local(parameter).nbytes for parameter in self.model.parameters() if parameter.requires_grad)
         moments = held // 2 if self._train.optimizer == "adamw_8bit" else 2 * held
-        copied = (held + moments) * self._place.of_host
+        copied = (held * (1 if self._synced is None else 2) + moments) * self._place.of_host
         return why_no_copy(copied, 0 if self._place.device.type == "cuda" and not self._offload else copied)
 
     def _not_finite(self, tensors: Any) -> str | None:

@@ -42,9 +42,9 @@ class LoadedShards:
             self.own[name].copy_(tensor)
 
 
-def shard_tensors(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The trained weights and their moments, which the first step would create. The parts of moments in 8 bits are
-    quantised by the shards of this rank, and are its own."""
+def shard_tensors(model: Any, optimizer: torch.optim.Optimizer, reference: Any = None) -> dict[str, Tensor]:
+    """The trained weights and their moments, which the first step would create, and the weights of a reference policy
+    that changes. The parts of moments in 8 bits are quantised by the shards of this rank, and are its own."""
     tensors: dict[str, Tensor] = {}
     for name, weight in model.named_parameters():
         if not weight.requires_grad:
@@ -55,6 +55,8 @@ def shard_tensors(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, Ten
                 tensors |= _own_parts(f"moments.{name}.{key}", _local(moment))
             else:
                 tensors[f"moments.{name}.{key}"] = moment
+    if reference is not None:
+        tensors |= {f"reference.{name}": weight.detach() for name, weight in reference.named_parameters()}
     return tensors
 
 
@@ -98,10 +100,15 @@ def own_digests(directory: Path, folder: str, rank: int) -> Digests:
 
 
 def read_shards(
-    directory: Path, folder: str, model: Any, optimizer: torch.optim.Optimizer, group: dist.ProcessGroup
+    directory: Path,
+    folder: str,
+    model: Any,
+    optimizer: torch.optim.Optimizer,
+    group: dist.ProcessGroup,
+    reference: Any = None,
 ) -> LoadedShards:
     """Reads what `write_shards` wrote, into new memory."""
-    own = shard_tensors(model, optimizer)
+    own = shard_tensors(model, optimizer, reference)
     reader = FileSystemReader(directory / folder)
     try:
         entries = reader.read_metadata().state_dict_metadata

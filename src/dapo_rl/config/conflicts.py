@@ -13,7 +13,7 @@ from dapo_rl.choices import FIXED_OPTIONS, KL_KINDS, NORMALIZATIONS, VERIFIERS, 
 from dapo_rl.config.sections import ClusterSettings, TeacherSettings
 from dapo_rl.config.settings import RunSettings
 from dapo_rl.engine_specs import ENGINES, engine_spec
-from dapo_rl.objectives import ADVANTAGES, DISTILL, GAE, LOSSES
+from dapo_rl.objectives import ADVANTAGES, DISTILL, GAE, GDPO, LOSSES
 
 FIXED_TEMPLATE_ARGUMENTS = (
     *("conversation", "messages", "tokenize", "add_generation_prompt", "continue_final_message", "chat_template"),
@@ -188,10 +188,11 @@ def _algo(config: RunSettings) -> Iterator[str]:
             f"algo.clip_ratio_c: {algo.clip_ratio_c:g} with algo.loss={algo.loss}, which has no dual clip; set it to "
             "null"
         )
-    if algo.kl_coef > 0 and algo.kl_in == "loss" and not KL_KINDS[algo.kl_kind].learns:
+    yield from _kl(config)
+    if config.decouples_rewards and config.env.turn_discount is not None:
         yield (
-            f"algo.kl_kind: {algo.kl_kind} with algo.kl_in=loss: its gradient is 0 in expectation, so it penalises "
-            "nothing; set algo.kl_kind=k1+, with the same value and a gradient"
+            f"env.turn_discount: with algo.advantage={GDPO} rewards are those of whole episodes; leave it out, or set "
+            "algo.advantage=group"
         )
     if algo.clip_cov_low >= algo.clip_cov_high:
         yield (
@@ -207,6 +208,42 @@ def _algo(config: RunSettings) -> Iterator[str]:
         what = f"algo.normalize={algo.normalize}" if algo.advantage == "group" else f"algo.advantage={algo.advantage}"
         what = "dynamic sampling" if sampling.dynamic else what
         yield f"sampling.group_size: 1 with {what}: one sample has nothing to be compared with; use 2 or more"
+
+
+def _kl(config: RunSettings) -> Iterator[str]:
+    algo = config.algo
+    if algo.kl_coef > 0 and algo.kl_in == "loss" and not KL_KINDS[algo.kl_kind].learns and not algo.kl_unbiased:
+        yield (
+            f"algo.kl_kind: {algo.kl_kind} with algo.kl_in=loss: its gradient is 0 in expectation, so it penalises "
+            "nothing; set algo.kl_kind=k1+, with the same value and a gradient"
+        )
+    if algo.kl_unbiased and algo.kl_coef > 0 and not KL_KINDS[algo.kl_kind].unbiased:
+        yield (
+            f"algo.kl_unbiased: with algo.kl_kind={algo.kl_kind} its gradient would not be that of the KL divergence; "
+            "set algo.kl_kind=k3, or leave it out"
+        )
+    if algo.kl_unbiased and config.kl_in_reward:
+        yield "algo.kl_unbiased: with algo.kl_in=reward the penalty has no gradient; leave it out"
+    if algo.ref_sync_steps is not None and algo.kl_coef == 0:
+        yield (
+            f"algo.ref_sync_steps: {algo.ref_sync_steps} with algo.kl_coef=0: there is no reference policy; set "
+            "algo.kl_coef=0.001, or leave it out"
+        )
+    if algo.ref_sync_steps is not None and config.teacher.of_policy:
+        yield (
+            "algo.ref_sync_steps: the teacher is the policy at the start, which stays as it is; leave it out, or set "
+            "teacher.name"
+        )
+    if algo.ref_sync_steps is not None and config.model.lora is not None:
+        yield (
+            "algo.ref_sync_steps: with model.lora the reference is the model without its adapters, which does not "
+            "change; leave one of the two out"
+        )
+    if algo.kl_target is not None and algo.kl_coef == 0:
+        yield (
+            f"algo.kl_target: {algo.kl_target:g} with algo.kl_coef=0: there is no KL penalty to adapt; set "
+            "algo.kl_coef=0.001, its weight at the start"
+        )
 
 
 def _off_policy(config: RunSettings) -> Iterator[str]:

@@ -367,12 +367,26 @@ class AlgoSettings(Section):
     advantage_eps: float = Field(1e-6, ge=0)
     """Added to the standard deviation."""
     kl_coef: float = Field(0.0, ge=0)
-    """Weight of the KL penalty towards the frozen initial model; 0 is off, and no reference model is loaded."""
+    """Weight of the KL penalty towards the frozen initial model; 0 is off, and no reference model is loaded. With
+    `algo.kl_target`, its value at the start."""
+    kl_target: float | None = Field(None, gt=0)
+    """Adaptive KL penalty: after each update, or with `algo.kl_in: reward` after each step, its weight rises if the KL
+    divergence per token is above this, and falls if it is below, by at most a fifth. None: a constant weight."""
+    kl_horizon: float = Field(10000.0, gt=0)
+    """Samples after which the adaptive weight has changed by up to a fifth; a smaller number adapts faster."""
     kl_kind: KLKind = "k3"
     """Estimator of the KL penalty. In the loss its gradient counts, which k1 does not have; k1+ and k3+ have the value
     of k1 and k3 and the gradient of the KL divergence."""
+    kl_unbiased: bool = False
+    """In the loss, with kl_kind k1 or k3: weight the estimate by the ratio of the policy to the one that sampled the
+    token. Its gradient is then that of the KL divergence, also for tokens of an older policy."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Whether the KL penalty is part of the loss, or of the reward of each token, for a critic (PPO)."""
+    ref_sync_steps: int | None = Field(None, ge=1)
+    """Steps after which the reference of the KL penalty becomes the policy (ProRL, TR-DPO), each time; none: it stays
+    the initial model."""
+    ref_mixup_alpha: float = Field(1.0, gt=0, le=1)
+    """How far it moves then: its weights become alpha × the policy's + (1 − alpha) × its own. TRL's default is 0.6."""
     entropy_coef: float = Field(0.0, ge=0)
     """Weight of the entropy bonus: the entropy of tokens, averaged as token losses are, is subtracted from the loss; 0
     is off. With `algo.entropy_target`, its value at the start."""

@@ -25,7 +25,7 @@ from dapo_rl.config.sections import (
     TeacherSettings,
     TrainSettings,
 )
-from dapo_rl.objectives import GAE
+from dapo_rl.objectives import GAE, GDPO
 
 
 class RunSettings(Section):
@@ -104,6 +104,11 @@ class RunSettings(Section):
         return self.algo.kl_coef > 0 or self.teacher.of_policy
 
     @property
+    def decouples_rewards(self) -> bool:
+        """Whether rewards are normalised each on its own."""
+        return self.algo.advantage == GDPO
+
+    @property
     def critic_lr(self) -> float:
         return self.critic.lr or 2 * self.train.lr
 
@@ -118,6 +123,11 @@ class RunSettings(Section):
     @property
     def kl_in_reward(self) -> bool:
         return self.algo.kl_coef > 0 and self.algo.kl_in == "reward"
+
+    def syncs_reference(self, step: int) -> bool:
+        """Whether the reference policy moves to the policy after a step."""
+        every = self.algo.ref_sync_steps
+        return every is not None and step % every == 0
 
     @property
     def checkpoint_every(self) -> int:

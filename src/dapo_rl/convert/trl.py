@@ -14,6 +14,7 @@ from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.hydra import UnknownValue
 from dapo_rl.convert.turns import trl_turns
 from dapo_rl.errors import UserError
+from dapo_rl.objectives import GDPO
 from dapo_rl.objectives.losses import LOSSES, losses_by
 
 _BATCH_KEYS = (
@@ -31,7 +32,6 @@ _OVERLONG = ("soft_overlong", "get_soft_overlong_punishment")
 
 def derive_trl(draft: Draft) -> None:
     draft.always("sampling.dynamic", False, "has no Dynamic Sampling")
-    explain_switched_off(draft)
     trl_importance(draft)
     derive_updates(draft)
     derive_evaluation(draft)
@@ -40,12 +40,6 @@ def derive_trl(draft: Draft) -> None:
     trl_turns(draft)
     uses_lora = bool(draft.value("use_peft"))
     shared.lora(draft, uses_lora, ("lora_r", "lora_rank"), "lora_alpha", "lora_target_modules", 16, switch="use_peft")
-
-
-def explain_switched_off(draft: Draft) -> None:
-    """Options of what the run does not use."""
-    if not draft.value("beta"):
-        draft.explain_again("use_bias_correction_kl", "default here", note="without beta it does nothing")
 
 
 def derive_evaluation(draft: Draft) -> None:
@@ -68,9 +62,11 @@ def derive_updates(draft: Draft) -> None:
         draft.explain("epsilon_high", "same", "algo.clip_high = algo.clip_low", "null: the same as epsilon")
     _loss(draft)
     _entropy(draft)
+    _rewards_apart(draft)
     if draft.settings.get("train.lr_schedule") in ("linear", "cosine"):
         _final_rate(draft)
     _batch(draft)
+    _kl(draft)
     _lengths(draft)
     shared.adam_betas(draft, "adam_beta1", "adam_beta2")
     for key, ours in (("save_steps", "checkpoint.every"), ("eval_steps", "eval.every")):
@@ -124,6 +120,55 @@ def _entropy(draft: Draft) -> None:
     for name, default in zip(options, (0.2, 0.005, 1.0), strict=True):
         set_by = ("use_adaptive_entropy",) if name == "entropy_target" else ()
         draft.put(f"algo.{name}", draft.number_or(default, name), name, *set_by)
+
+
+def _kl(draft: Draft) -> None:
+    """What becomes of the KL penalty, if there is one."""
+    unbiased = "use_bias_correction_kl"
+    if not draft.value("beta"):
+        draft.unused("without beta it does nothing", unbiased)
+    elif not draft.value(unbiased):
+        draft.put("algo.kl_unbiased", False, unbiased)
+    elif draft.value("importance_sampling_level") == "sequence":
+        note = "by the ratio of each token; theirs is that of its sequence"
+        draft.put("algo.kl_unbiased", True, unbiased, note=note, learns=True)
+    else:
+        draft.put("algo.kl_unbiased", True, unbiased)
+    _reference(draft)
+
+
+def _reference(draft: Draft) -> None:
+    """A reference policy that follows the policy; they count updates."""
+    switch, every, alpha = "sync_ref_model", "ref_model_sync_steps", "ref_model_mixup_alpha"
+    uses_lora = draft.value("use_peft") or draft.value("train_type", "tuner_type") == "lora"
+    if not draft.value(switch) or not draft.value("beta") or uses_lora:
+        draft.unused("the reference of the KL penalty stays the initial model", every, alpha)
+        if draft.value(switch) and draft.value("beta"):
+            draft.no_counterpart("with adapters, the reference is the model without them", switch)
+        else:
+            draft.unused("the reference of the KL penalty stays the initial model", switch)
+        return
+    updates, per_step = draft.number_or(512, every), _updates_per_step(draft)
+    note = f"{updates:g} updates / {per_step} per step"
+    draft.put("algo.ref_sync_steps", max(1, round(updates / per_step)), switch, every, note=note)
+    draft.put("algo.ref_mixup_alpha", draft.number_or(0.6, alpha), alpha)
+
+
+def _rewards_apart(draft: Draft) -> None:
+    """GDPO: TRL's `multi_objective_aggregation`, which ignores `scale_rewards`, and a value of it in ms-swift."""
+    aggregation, scale = "multi_objective_aggregation", "scale_rewards"
+    apart = draft.value(aggregation) == "normalize_then_sum"
+    if not apart and draft.value(scale) != GDPO:
+        draft.unused("rewards are summed, then normalised", aggregation)
+        return
+    draft.put("algo.advantage", GDPO, aggregation)
+    if apart:
+        draft.settings["algo.normalize"] = "group"
+        draft.explain_again(
+            scale, "default here", note="each reward is scaled by its std in the group, whatever is set"
+        )
+    else:
+        draft.explain_again(scale, "same", f"algo.advantage: {GDPO}")
 
 
 def _final_rate(draft: Draft) -> None:

@@ -13,7 +13,7 @@ from dapo_rl.convert.shared import ACTOR, MODEL, ROLLOUT
 from dapo_rl.convert.teacher import verl_teacher
 from dapo_rl.convert.turns import verl_turns
 from dapo_rl.convert.verl_off_policy import verl_off_policy
-from dapo_rl.objectives import ADVANTAGES, GAE, LOSSES
+from dapo_rl.objectives import ADVANTAGES, GAE, GDPO, LOSSES
 
 NO_CAP = 1_000_000
 """The cap for a run without one: more groups than a step ever draws."""
@@ -180,6 +180,23 @@ def _advantages(draft: Draft) -> None:
     else:
         why = "write it as algo.advantage=file.py:name"
         draft.explain(key, "no counterpart", "algo.normalize: group, the default", why, True)
+    _rewards_apart(draft, estimator == GDPO)
+
+
+def _rewards_apart(draft: Draft, used: bool) -> None:
+    """GDPO, whose rewards are entries of what one function returns."""
+    keys = [f"algorithm.gdpo_reward_{name}" for name in ("keys", "weights")]
+    if not used:
+        draft.unused("without gdpo it does nothing", *keys)
+        return
+    by_std = "algorithm.norm_adv_by_std_in_grpo"
+    draft.rows.pop(by_std, None)
+    draft.put("algo.normalize", "none" if draft.value(by_std) is False else "group", by_std)
+    note = "over the samples of the step; theirs counts a sample as often as it has tokens"
+    draft.explain_again("algorithm.adv_estimator", "differs", f"algo.advantage: {GDPO}", note, learns=True)
+    entry = draft.library.find(keys[0])
+    for key in keys:
+        draft.explain(key, "differs", "reward.verifier", "" if entry is None else entry.note, learns=True)
 
 
 def _kl(draft: Draft) -> None:
@@ -388,14 +405,21 @@ def _critic(draft: Draft) -> None:
 
 def _kl_in_reward(draft: Draft) -> None:
     """`algorithm.use_kl_in_reward`, with a critic."""
-    names = ("use_kl_in_reward", "kl_ctrl.kl_coef", "kl_penalty", "kl_ctrl.type")
-    used, coef, kind, control = keys = tuple(f"algorithm.{name}" for name in names)
+    names = (
+        "use_kl_in_reward",
+        "kl_ctrl.kl_coef",
+        "kl_penalty",
+        "kl_ctrl.type",
+        "kl_ctrl.target_kl",
+        "kl_ctrl.horizon",
+    )
+    used, coef, kind, control, target, horizon = keys = tuple(f"algorithm.{name}" for name in names)
     if not draft.value(used):
         draft.unused("no KL penalty in the reward", *keys)
         return
     if draft.value("algorithm.adv_estimator") != GAE:
         draft.no_counterpart(reason("KL_IN_LOSS"), used)
-        draft.no_counterpart(reason("KL_IN_LOSS"), coef, kind, control, learns=False)
+        draft.no_counterpart(reason("KL_IN_LOSS"), coef, kind, control, target, horizon, learns=False)
         return
     if draft.settings.get("algo.kl_coef"):
         for key in (f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"):
@@ -403,6 +427,8 @@ def _kl_in_reward(draft: Draft) -> None:
     draft.put("algo.kl_in", "reward", used)
     draft.put("algo.kl_coef", draft.number(coef), coef)
     shared.kl_kind(draft, kind, _KL_KINDS)
-    fixed = draft.value(control) in (None, "fixed")
-    note = "the weight of the KL penalty is constant"
-    draft.explain(control, "same" if fixed else "no counterpart", note=note, learns=not fixed)
+    if draft.value(control) != "adaptive":
+        draft.unused("the weight of the KL penalty is constant", control, target, horizon)
+        return
+    draft.put("algo.kl_target", draft.number_or(0.1, target), control, target)
+    draft.put("algo.kl_horizon", draft.number_or(10000, horizon), horizon)

@@ -185,7 +185,9 @@ def _dry_rows(groups: Sequence[Group], run: Run) -> tuple[DryRow, ...]:
             prompt=str(run.tokenizer.decode(_prompt_ids(group), skip_special_tokens=False)),
             prompt_tokens=len(_prompt_ids(group)),
             ground_truth=group.prompt.answer,
-            outcome=outcome_of(group, run.config.sampling, keep, grading, run.config.masking),
+            outcome=outcome_of(
+                group, run.config.sampling, keep, grading, run.config.masking, run.config.decouples_rewards
+            ),
             answers=_dry_answers(group, rewards[group.draw]),
         )
         for group in groups

@@ -7,7 +7,7 @@ import no torch, so the functions in the tables use only the methods of the tens
 `dapo_rl.algo` exports the functions; `numpy_twin` has each of them again in plain NumPy.
 """
 
-from dapo_rl.objectives.advantages import ADVANTAGES, DISTILL, GAE, AdvantageEntry
+from dapo_rl.objectives.advantages import ADVANTAGES, DISTILL, GAE, GDPO, AdvantageEntry
 from dapo_rl.objectives.losses import LOSSES, LossEntry, RatioOf
 
-__all__ = ["ADVANTAGES", "DISTILL", "GAE", "LOSSES", "AdvantageEntry", "LossEntry", "RatioOf"]
+__all__ = ["ADVANTAGES", "DISTILL", "GAE", "GDPO", "LOSSES", "AdvantageEntry", "LossEntry", "RatioOf"]

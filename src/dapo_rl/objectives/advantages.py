@@ -137,6 +137,44 @@ ADVANTAGES["reinforce++-baseline"] = AdvantageEntry(
 )
 
 
+def gdpo_advantages(
+    rewards: Tensor,
+    mask: Tensor | None = None,
+    *,
+    parts: Tensor | None = None,
+    part_weights: Tensor | None = None,
+    normalize: str = "group",
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> Tensor:
+    """`A = Σ_k w_k · group_advantages(r_k)` over the rewards `parts[P, G, K]`, then `(A − mean) / (std + eps)` over the
+    batch. A part that is NaN is not part of its group; without `parts`, there is one, `rewards`."""
+    rewards_PG = rewards.float()
+    counted_PG = _counted(rewards_PG, mask)
+    parts_PGK = rewards_PG[..., None] if parts is None else parts.float()
+    weights_PGK = parts_PGK.new_ones(parts_PGK.shape) if part_weights is None else part_weights.float()
+    sums_PG = rewards_PG.new_zeros(rewards_PG.shape)
+    for part_PG, weight_PG in zip(parts_PGK.unbind(-1), weights_PGK.unbind(-1), strict=True):
+        given_PG = counted_PG & ~part_PG.isnan()
+        own_PG = part_PG.where(given_PG, 0.0)
+        alone_PG = group_advantages(own_PG, normalize=normalize, ddof=ddof, eps=eps, mask=given_PG)
+        sums_PG = sums_PG + (weight_PG * alone_PG).where(given_PG, 0.0)
+    return _over_the_tokens(sums_PG, counted_PG, sums_PG.new_ones(sums_PG.shape), ddof, eps)
+
+
+GDPO = "gdpo"
+"""The estimator that normalises each reward on its own."""
+ADVANTAGES[GDPO] = AdvantageEntry(
+    gdpo_advantages,
+    formula="each reward relative to the group, by `algo.normalize`; weighted and summed, then (A − mean) / std over "
+    "the step",
+    source="[GDPO](https://arxiv.org/abs/2601.05242)",
+    effect="each reward is normalised on its own before they are summed, so that none drowns in the spread of another",
+    by_std=True,
+    verl=("gdpo",),
+)
+
+
 def rewards_alone(rewards: Tensor, mask: Tensor | None = None) -> Tensor:
     """The rewards themselves: GAE with λ = 1 before a critic has learnt anything. The critic's values come later."""
     rewards_PG = rewards.float()

@@ -35,6 +35,22 @@ def kl_penalty(logps: Tensor, ref_logps: Tensor, kind: KLKind = "k3") -> Tensor:
     raise ValueError(f"unknown kl kind {kind!r}")
 
 
+def unbiased_kl(logps: Tensor, ref_logps: Tensor, behaviour_logps: Tensor, kind: KLKind = "k3") -> Tensor:
+    """The estimate times the probability ratio of the policy to the one that sampled the token (DeepSeek-V3.2).
+
+    The ratio has a gradient, which is what the policy gains by sampling other tokens: over tokens of any policy, those
+    of k1 and k3 are the gradient of KL(policy ‖ reference) in expectation. The logarithm of the ratio is bounded to
+    ±20.
+    """
+    log_ratio = logps.float() - behaviour_logps.float()
+    return log_ratio.clamp(-MAX_EXPONENT, MAX_EXPONENT).exp() * kl_penalty(logps, ref_logps, kind)
+
+
+def sample_means(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean of `values[B, T]` over the tokens of each sample; 0 for a sample without tokens."""
+    return torch.where(mask, values, 0.0).sum(-1) / mask.sum(-1).clamp(min=1)
+
+
 def entropy_from_logits(logits: Tensor) -> Tensor:
     """Entropy in nats of `softmax(logits)` over the last dimension; a logit of −inf is an impossible token."""
     logps = torch.log_softmax(logits.float(), dim=-1)

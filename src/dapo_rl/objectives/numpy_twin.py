@@ -16,6 +16,7 @@ from dapo_rl.objectives.numpy_twin_credit import (
     decoupled_gae,
     distilled,
     gae,
+    gdpo_advantages,
     group_advantages,
     no_advantages,
     opo_advantages,
@@ -25,6 +26,7 @@ from dapo_rl.objectives.numpy_twin_credit import (
     token_rewards,
     whitened,
 )
+from dapo_rl.objectives.numpy_twin_kl import kl_penalty, kl_slope, sample_means, unbiased_kl, unbiased_kl_slope
 from dapo_rl.objectives.numpy_twin_off_policy import (
     above_cap,
     chi_squared,
@@ -76,6 +78,7 @@ __all__ = [
     "entropy_from_logits",
     "explained_variance",
     "gae",
+    "gdpo_advantages",
     "gmpo_losses",
     "group_advantages",
     "gspo_losses",
@@ -98,12 +101,15 @@ __all__ = [
     "reinforce_plus_plus_baseline",
     "rejected_tokens",
     "rewards_alone",
+    "sample_means",
     "sapo_losses",
     "sequence_ratio",
     "soft_overlong_punishment",
     "token_covariances",
     "token_rewards",
     "top_entropy_mask",
+    "unbiased_kl",
+    "unbiased_kl_slope",
     "value_loss",
     "weight_scale",
     "whitened",
@@ -328,30 +334,6 @@ def overlong_reward_shaping(
 ) -> Array:
     rewards_, lengths_ = np.asarray(rewards, float), np.asarray(lengths, float)
     return np.where(lengths_ <= max_length, rewards_, rewards_ - penalty_weight * (lengths_ - max_length) / max_length)
-
-
-def kl_penalty(logps: ArrayLike, ref_logps: ArrayLike, kind: str = "k3") -> Array:
-    log_ratio: Array = np.asarray(logps, float) - np.asarray(ref_logps, float)
-    if kind in ("k1", "k1+"):
-        return log_ratio
-    if kind == "k2":
-        return np.asarray(np.square(log_ratio) / 2)
-    if kind in ("k3", "k3+"):
-        log_ratio = np.maximum(log_ratio, -BOUND)
-        return np.asarray(np.expm1(-log_ratio) + log_ratio)
-    raise ValueError(f"unknown kl kind {kind!r}")
-
-
-def kl_slope(logps: ArrayLike, ref_logps: ArrayLike, kind: str = "k3") -> Array:
-    """The derivative of `kl_penalty` by `logps`."""
-    log_ratio: Array = np.asarray(logps, float) - np.asarray(ref_logps, float)
-    if kind == "k1":
-        return np.ones_like(log_ratio)
-    if kind == "k3":
-        return np.where(log_ratio >= -BOUND, -np.expm1(-np.maximum(log_ratio, -BOUND)), 0.0)
-    if kind in ("k2", "k1+", "k3+"):
-        return log_ratio
-    raise ValueError(f"unknown kl kind {kind!r}")
 
 
 def entropy_from_logits(logits: ArrayLike) -> Array:

@@ -69,6 +69,33 @@ def reinforce_plus_plus_baseline(
     return reinforce_plus_plus(differences, mask, lengths=lengths, ddof=ddof, eps=eps)
 
 
+def gdpo_advantages(
+    rewards: ArrayLike,
+    mask: ArrayLike | None = None,
+    *,
+    parts: ArrayLike | None = None,
+    part_weights: ArrayLike | None = None,
+    normalize: str = "group",
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> Array:
+    rewards_PG = np.asarray(rewards, float)
+    counted = np.ones_like(rewards_PG, bool) if mask is None else np.asarray(mask, bool)
+    parts_PGK = rewards_PG[..., None] if parts is None else np.asarray(parts, float)
+    weights_PGK = np.ones_like(parts_PGK) if part_weights is None else np.asarray(part_weights, float)
+    sums = np.zeros_like(rewards_PG)
+    for k in range(parts_PGK.shape[-1]):
+        given = counted & np.isfinite(parts_PGK[..., k])
+        alone = group_advantages(
+            np.where(given, parts_PGK[..., k], 0.0), normalize=normalize, ddof=ddof, eps=eps, mask=given
+        )
+        sums[given] += weights_PGK[..., k][given] * alone[given]
+    everything = sums[counted]
+    if len(everything) <= ddof or everything.max() == everything.min():
+        return np.zeros_like(rewards_PG)
+    return np.where(counted, (sums - everything.mean()) / (everything.std(ddof=ddof) + eps), 0.0)
+
+
 def rewards_alone(rewards: ArrayLike, mask: ArrayLike | None = None) -> Array:
     rewards_PG = np.asarray(rewards, float)
     return rewards_PG if mask is None else np.where(np.asarray(mask, bool), rewards_PG, 0.0)

@@ -9,6 +9,9 @@ that the spread would have kept.
 If the score is a sum of several rewards, those that add at most half as much as the largest are minor: a group is kept
 if its scores differ without them. Otherwise a small reward, for example for brevity, would keep every group, and
 dividing by the group's standard deviation would make it as large as the others.
+
+With rewards that are normalised each on its own (`algo.advantage: gdpo`) none is minor: a group is kept if any of them
+differs.
 """
 
 from __future__ import annotations
@@ -123,13 +126,23 @@ def alike(verdicts: Sequence[Verdict]) -> Outcome | None:
     return "all_correct" if correct[0] else "all_wrong"
 
 
+def no_reward_differs(verdicts: Sequence[Verdict]) -> Outcome | None:
+    """Why no reward function has a signal in a group; None if one has."""
+    return None if has_spread(verdicts, decoupled=True) else alike(verdicts) or "no_spread"
+
+
 def same_score(verdicts: Sequence[Verdict]) -> Outcome | None:
     """`no_spread`; None for a group whose scores differ."""
     return None if has_spread(verdicts) else "no_spread"
 
 
-def has_spread(verdicts: Sequence[Verdict]) -> bool:
-    """Whether the scores of a group differ."""
+def has_spread(verdicts: Sequence[Verdict], decoupled: bool = False) -> bool:
+    """Whether the scores of a group differ, or, if they are `decoupled`, those of one of the reward functions."""
+    if decoupled and any(verdict.parts for verdict in verdicts):
+        scores_of: dict[str, list[float]] = {}
+        for part in (part for verdict in verdicts for part in verdict.parts if part.weight):
+            scores_of.setdefault(part.name, []).append(part.score)
+        return any(max(scores) - min(scores) > SAME for scores in scores_of.values())
     scores = torch.tensor([[verdict.score for verdict in verdicts]])
     return bool(dynamic_sampling_filter(scores, SAME).item())
 
@@ -139,15 +152,21 @@ def _word(verdict: Verdict) -> str:
 
 
 def outcome_of(
-    group: Group, settings: SamplingSettings, keep: GroupFilter | None, grading: Grading, masking: Masking = "none"
+    group: Group,
+    settings: SamplingSettings,
+    keep: GroupFilter | None,
+    grading: Grading,
+    masking: Masking = "none",
+    decoupled: bool = False,
 ) -> Outcome:
-    """Decides by correctness or raw scores, before any length penalty. `grading` decides where the metric is `auto`."""
+    """Decides by correctness or raw scores, before any length penalty. Where the metric is `auto`, `grading` decides,
+    or, if rewards are `decoupled`, whether any of them differs."""
     if any(sample.scalars.get("env_failed") for sample in group.samples):
         return "environment_error"
     if any(verdict.failed for verdict in group.verdicts):
         return "verifier_error"
     if settings.dynamic:
-        by_metric = {"auto": grading.drops, "correct": alike, "score": same_score}
+        by_metric = {"auto": no_reward_differs if decoupled else grading.drops, "correct": alike, "score": same_score}
         why_dropped = by_metric[settings.metric]
         if (outcome := why_dropped(group.verdicts)) is not None:
             return outcome

@@ -72,6 +72,7 @@ class Sampler:
         max_error_share: float = 1.0,
         keep: GroupFilter | None = None,
         masking: Masking = "none",
+        decoupled: bool = False,
         on_progress: Callable[[int, int], None] = lambda done, total: None,
         on_step: Callable[[int], None] = lambda version: None,
         vocabulary: int = 2**31 - 1,
@@ -79,10 +80,11 @@ class Sampler:
         conversations: Conversations | None = None,
     ) -> None:
         """`verifier` is None if the environment of the `conversations` gives the verdicts. `during_updates` needs
-        `surplus: carry`."""
+        `surplus: carry`. `decoupled` says that rewards are normalised each on its own."""
         self._during_updates = during_updates
         self._prompts, self._engine, self._settings, self._cap = prompts, engine, settings, cap
-        self._max_error_share, self._keep, self._masking = max_error_share, keep, masking
+        self._max_error_share, self._keep = max_error_share, keep
+        self._masking, self._decoupled = masking, decoupled
         self._on_progress, self._on_step = on_progress, on_step
         self._longest = params.max_new_tokens if conversations is None else conversations.context
         self._vocabulary = vocabulary
@@ -357,9 +359,11 @@ class Sampler:
         started = time.perf_counter()
         for group in self._episodes.finish(judge_all=everything, check=self._check):
             builder.sampled.append(group)  # before a filter that may raise
-            if self._settings.dynamic and self._settings.metric == "auto" and (note := self._grading.observe(group)):
+            graded = self._settings.dynamic and self._settings.metric == "auto" and not self._decoupled
+            if graded and (note := self._grading.observe(group)):
                 builder.notes.append(note)
-            outcome = outcome_of(group, self._settings, self._keep, self._grading, self._masking)
+            how = (self._grading, self._masking, self._decoupled)
+            outcome = outcome_of(group, self._settings, self._keep, *how)
             self._acceptance.observe(group.prompt.data_source, outcome == "kept")
             self._tell_prompts(group, outcome)
             if outcome == "all_correct" and self._settings.skip_solved_epochs:
@@ -372,7 +376,7 @@ class Sampler:
             return
         right = sum(verdict.correct for verdict in group.verdicts)
         # Without dynamic sampling, groups are kept whether they have a signal or not.
-        has_signal = outcome == "kept" and (self._settings.dynamic or has_spread(group.verdicts))
+        has_signal = outcome == "kept" and (self._settings.dynamic or has_spread(group.verdicts, self._decoupled))
         self._prompts.observe(group.prompt, right, len(group.verdicts), has_signal)
 
     def _settle(self, builder: BatchBuilder) -> None:

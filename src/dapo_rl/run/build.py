@@ -143,7 +143,7 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
             if (environments := build_environment(*given, make=make)) is not None:
                 resources.callback(environments.close)
         config = resolve(config, inputs, backend.device())
-        losses, advantages = build_losses(config.algo), build_advantages(config.algo)
+        losses, advantages = build_losses(config.algo), build_advantages(config.algo, config.overlong.factor)
         sources = inputs.sources(config)
         for key, source in sources.items():
             check_there(source, key)  # a model may take minutes to load

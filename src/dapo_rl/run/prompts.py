@@ -120,6 +120,7 @@ def build_sampler(
         max_error_share=config.reward.max_error_share,
         keep=None if config.sampling.filter is None else load_function(config.sampling.filter),
         masking=config.masking,
+        decoupled=config.decouples_rewards,
         on_progress=partial(display.phase, "sampling"),
         on_step=lambda step: tell_progress(verifier, config, step, stream),
         vocabulary=vocabulary_of(model),

@@ -112,7 +112,12 @@ class RunTraining:
             sampler=run.sampler,
             policy=run.policy,
             transforms=build_transforms(
-                config, run.policy, run.advantages, None if run.critic is None else run.critic.score, run.teacher
+                config,
+                run.policy,
+                run.advantages,
+                None if run.critic is None else run.critic.score,
+                run.coefficients,
+                run.teacher,
             ),
             evaluate=partial(run.evaluate, display),
             save=self._save,

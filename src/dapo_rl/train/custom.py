@@ -22,6 +22,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.objectives import ADVANTAGES, LOSSES, RatioOf
 from dapo_rl.objectives.losses import TokenLosses, advantages_like, probability_ratio
 from dapo_rl.train.learner import padded
+from dapo_rl.train.reward_parts import part_tensors
 from dapo_rl.types import Batch, Trajectory
 
 
@@ -56,12 +57,13 @@ def build_ratio(algo: AlgoSettings) -> RatioOf:
     return probability_ratio if is_function(algo.loss) else LOSSES[algo.loss].ratio_of
 
 
-def build_advantages(algo: AlgoSettings) -> Advantages:
-    """The advantage estimator that `algo.advantage` names."""
+def build_advantages(algo: AlgoSettings, penalty_weight: float = 1.0) -> Advantages:
+    """The advantage estimator that `algo.advantage` names. `penalty_weight` is that of the length penalty, for one that
+    weighs rewards itself."""
     settings = {"normalize": algo.normalize, "ddof": algo.ddof, "eps": algo.advantage_eps}
     if is_function(algo.advantage):
         return CustomAdvantages(algo.advantage, settings)
-    return BuiltInAdvantages(ADVANTAGES[algo.advantage].function, settings)
+    return BuiltInAdvantages(ADVANTAGES[algo.advantage].function, settings, penalty_weight)
 
 
 def _taken(function: Callable[..., Any], settings: Mapping[str, Any], only_named: bool = False) -> dict[str, Any]:
@@ -174,14 +176,16 @@ def _copy(tensor: Tensor, mask: Tensor) -> Tensor:
 class BuiltInAdvantages:
     """An estimator of `ADVANTAGES` with its settings."""
 
-    def __init__(self, function: Callable[..., Tensor], settings: Mapping[str, Any]) -> None:
-        self._function, self._settings = function, settings
+    def __init__(self, function: Callable[..., Tensor], settings: Mapping[str, Any], penalty_weight: float) -> None:
+        self._function, self._settings, self._penalty_weight = function, settings, penalty_weight
 
     def __call__(
         self, rewards: Tensor, mask: Tensor | None, lengths: Tensor | None = None, batch: Batch | None = None
     ) -> Tensor:
-        lengths = torch.ones_like(rewards) if lengths is None else lengths
-        return self._function(rewards, mask=mask, **_taken(self._function, {"lengths": lengths, **self._settings}))
+        inputs: dict[str, Any] = {"lengths": torch.ones_like(rewards) if lengths is None else lengths}
+        if batch is not None and _taken(self._function, {"parts": None}):
+            inputs |= part_tensors(batch, self._penalty_weight)
+        return self._function(rewards, mask=mask, **_taken(self._function, inputs | dict(self._settings)))
 
     def takes(self, name: str) -> bool:
         """Built-in estimators use no columns of the batch."""

@@ -34,7 +34,8 @@ class DiskNeed:
         exact = 0 if save_dtype == torch.float32 and not lora else 4 * parameters
         policy = 4 * trained if ranks else saved + exact
         critic = (4 + moments) * parameters * config.has_critic
-        return cls(policy + moments * trained + critic, saved)
+        reference = 4 * parameters * (config.algo.ref_sync_steps is not None)
+        return cls(policy + moments * trained + critic + reference, saved)
 
     def check(self, config: Config, run_dir: Path, step: int) -> None:
         """Raises if not everything fits that a run at this step is going to write: the checkpoints that it keeps, the

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 from dapo_rl.config import Config, CriticSettings
 from dapo_rl.objectives.critic import explained_variance
 from dapo_rl.objectives.generalized_advantage import adaptive_lambda, decoupled_gae, token_rewards, whitened
-from dapo_rl.objectives.kl import kl_penalty
+from dapo_rl.objectives.kl import kl_penalty, sample_means
+from dapo_rl.train.coefficients import KL_OF_REWARD
 from dapo_rl.train.learner import padded
 from dapo_rl.train.turns import turn_rewards
 from dapo_rl.types import Batch, FloatArray, Trajectory
@@ -21,12 +23,14 @@ from dapo_rl.types import Batch, FloatArray, Trajectory
 Score = Callable[[Sequence[Trajectory]], list[FloatArray]]
 
 
-def with_values(batch: Batch, config: Config, values: Score) -> Batch:
+def with_values(batch: Batch, config: Config, values: Score, kl_coef: float | None = None) -> Batch:
     """The batch with values, advantages and returns of its trained samples, and the step's metrics of the critic.
 
-    `values` scores samples by the critic. If KL is part of the reward, it is that to the column `ref_logps`. Truncated
-    responses count as finished, with the reward that they have.
+    `values` scores samples by the critic. If KL is part of the reward, it is that to the column `ref_logps`, with the
+    weight `kl_coef`, by default that of the settings. Truncated responses count as finished, with the reward that they
+    have.
     """
+    kl_coef = config.algo.kl_coef if kl_coef is None else kl_coef
     samples = batch.trained
     if not samples:
         return batch
@@ -37,16 +41,41 @@ def with_values(batch: Batch, config: Config, values: Score) -> Batch:
     of_values = values(samples)
     done: list[Trajectory] = []
     lambdas: list[float] = []
+    kl_means: list[float] = []
     for _, members in groupby(range(len(samples)), lambda i: samples[i].group):
         # A group at a time: padded, all samples of a step could take gigabytes.
         places = list(members)
         part = slice(places[0], places[-1] + 1)
         lambda_B = _lambda(samples[part], config.critic)
-        done += _estimated(samples[part], of_values[part], lambda_B, config, by_turn[part])
+        kl = _penalty(samples[part], config, kl_coef)
+        done += _estimated(samples[part], of_values[part], lambda_B, config, by_turn[part], kl)
         lambdas += lambda_B.tolist()
+        kl_means += [] if kl is None else kl.means
     if config.critic.whiten:
         done = _whitened(done)
-    return replace(batch.with_trained(done), metrics={**batch.metrics, **_metrics(done, lambdas)})
+    metrics = {**batch.metrics, **_metrics(done, lambdas)}
+    if kl_means and config.algo.kl_target is not None:
+        metrics |= {KL_OF_REWARD: sum(kl_means) / len(kl_means), f"{KL_OF_REWARD}_coeff": kl_coef}
+    return replace(batch.with_trained(done), metrics=metrics)
+
+
+class _Penalty(NamedTuple):
+    """The KL penalty in the rewards of a few samples."""
+
+    kl: Tensor
+    """The estimate at each token."""
+    means: list[float]
+    """Of each sample's tokens."""
+    coef: float
+
+
+def _penalty(samples: Sequence[Trajectory], config: Config, coef: float) -> _Penalty | None:
+    if not config.kl_in_reward:
+        return None
+    mask_BT = torch.from_numpy(padded([sample.mask for sample in samples]))
+    old_BT, reference_BT = (torch.from_numpy(padded([s[name] for s in samples])) for name in ("logps", "ref_logps"))
+    kl_BT = kl_penalty(old_BT, reference_BT, config.algo.kl_kind)
+    return _Penalty(kl_BT, sample_means(kl_BT, mask_BT).tolist(), coef)
 
 
 def _lambda(samples: Sequence[Trajectory], settings: CriticSettings) -> Tensor:
@@ -63,19 +92,17 @@ def _estimated(
     lambda_B: Tensor,
     config: Config,
     by_turn: Sequence[tuple[FloatArray, FloatArray]],
+    penalty: _Penalty | None,
 ) -> Iterator[Trajectory]:
     """`by_turn` are the rewards and discounts of tokens, if turns have rewards."""
     mask_BT = torch.from_numpy(padded([sample.mask for sample in samples]))
     values_BT = torch.from_numpy(padded(values))
-    kl_BT = None
-    if config.kl_in_reward:
-        old_BT, reference_BT = (torch.from_numpy(padded([s[name] for s in samples])) for name in ("logps", "ref_logps"))
-        kl_BT = kl_penalty(old_BT, reference_BT, config.algo.kl_kind)
     gamma: float | Tensor = 1.0
     rewards = torch.tensor([sample.scalars["reward"] for sample in samples])
     if by_turn:
         rewards, gamma = (torch.from_numpy(padded(rows)) for rows in zip(*by_turn, strict=True))
-    rewards_BT = token_rewards(rewards, mask_BT, kl_BT, config.algo.kl_coef)
+    kl_BT, kl_coef = (None, 0.0) if penalty is None else (penalty.kl, penalty.coef)
+    rewards_BT = token_rewards(rewards, mask_BT, kl_BT, kl_coef)
     estimates = decoupled_gae(
         values_BT,
         rewards_BT,

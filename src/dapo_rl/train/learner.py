@@ -48,6 +48,8 @@ class Learner(Generic[Stats]):
     """Of its loss and gradient, in errors."""
     copies: ClassVar[int] = 1
     """How many copies of this size a checkpoint of the run takes in host memory."""
+    _synced: Any = None
+    """A reference policy that follows the model, and is part of its checkpoints."""
 
     def __init__(
         self, model: Any, *, train: TrainSettings, token_budget: int, fill_memory: bool, time_share: bool, **how: Any
@@ -198,7 +200,8 @@ class Learner(Generic[Stats]):
         parameters = list(self.model.parameters())
         trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
         moments = (2 if self._train.optimizer == "adamw_8bit" else 8) * trained
-        copied = sum(parameter.nbytes for parameter in parameters) + moments
+        weights = sum(parameter.nbytes for parameter in parameters)
+        copied = weights * (1 if self._synced is None else 2) + moments
         taken = 0 if parameters[0].is_cuda else copied + 4 * trained
         return why_no_copy(self.copies * copied, self.copies * taken)
 

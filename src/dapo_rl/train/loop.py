@@ -51,15 +51,15 @@ class Policy(Protocol):
 
     def update(self, samples: Sequence[Trajectory], lr: float, coefs: Coefs = ..., /) -> Update: ...
 
+    def sync_reference(self, alpha: float) -> None: ...
+
     def weights(self) -> PolicyWeights: ...
 
     def figures(self) -> dict[str, float]:
         """Metrics of the ranks since the last call; none in one process."""
-        ...
 
     def release_memory(self) -> None:
         """Frees the memory that only updates need."""
-        ...
 
     def save(self, directory: Path) -> DeferredWrite | None: ...
 
@@ -85,7 +85,6 @@ class Verifiers(Protocol):
 
     def figures(self) -> dict[str, float]:
         """Metrics since the last call."""
-        ...
 
     def release_memory(self) -> None: ...
 
@@ -326,15 +325,18 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
             run.verifiers.release_memory()
     for transform in run.transforms:
         batch = transform(batch)
+    if run.coefficients is not None and batch.trains_policy:
+        run.coefficients.follow(batch.metrics, len(batch.trained))
     mismatch = _mismatch(run, batch)
     done = _update(run, step, batch)
     early = _end_pretraining(run, batch)
     if done.last_pass:
         batch = with_diagnostics(batch, done.last_pass)
         batch = with_off_policy_metrics(batch, config)
-    weights = run.policy.weights()
-    if name := weights.not_finite():
+    if name := (weights := run.policy.weights()).not_finite():
         raise NonFiniteError(f"the update made weights that are not finite, in {name}")
+    if config.syncs_reference(step):
+        run.policy.sync_reference(config.algo.ref_mixup_alpha)
     if run.time_share:
         run.policy.release_memory()
         if run.critic is not None:
@@ -415,7 +417,7 @@ def _policy_update(run: Training, step: int, part: Sequence[Trajectory]) -> Upda
     if run.coefficients is None:
         return run.policy.update(part, rate)
     update = run.policy.update(part, rate, run.coefficients.now)
-    run.coefficients.follow(update.metrics)
+    run.coefficients.follow(update.metrics, sum(sample.trained_tokens > 0 for sample in part))
     return update
 
 

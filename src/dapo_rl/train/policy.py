@@ -27,13 +27,15 @@ from dapo_rl.models.weights import ModelWeights
 from dapo_rl.objectives.aggregation import aggregate, clipped_tokens
 from dapo_rl.objectives.critic import positive_lm_loss
 from dapo_rl.objectives.importance import above_cap, importance_weights, off_policy_mask
-from dapo_rl.objectives.kl import kl_penalty
+from dapo_rl.objectives.kl import kl_penalty, sample_means, unbiased_kl
 from dapo_rl.objectives.losses import TokenLosses
-from dapo_rl.train.coefficients import Coefs
+from dapo_rl.train.coefficients import KL_OF_UPDATE, Coefs
 from dapo_rl.train.custom import CustomLoss, build_losses, build_ratio
 from dapo_rl.train.learner import Learner, padded, read_checkpoint, total
 from dapo_rl.train.loss_denominators import Counts
 from dapo_rl.train.off_policy import SCALE, weight_bounds
+from dapo_rl.train.reference import FILE as REFERENCE
+from dapo_rl.train.reference import check_reference, move_towards, restore_reference
 from dapo_rl.types import Array, FloatArray, Trajectory, Update
 
 OPTIMIZER = "optimizer.pt"
@@ -72,11 +74,13 @@ class HFPolicy(Learner[TokenStats]):
         of the adapters' dropout.
         """
         self._seed, self._updates = seed, 0
+        self._synced = None if algo.ref_sync_steps is None or reference is model else reference
         self._tokenizer, self._settings = tokenizer, settings or ModelSettings()
         self._save_dtype = save_dtype
         self._algo = algo
         self._losses = losses or build_losses(algo)
         self._ratio_of = build_ratio(algo)
+        self._adapts_kl = algo.kl_target is not None and algo.kl_in == "loss"
         self._norm_length = norm_length
         self._coefs = Coefs.of(algo)
         how: dict[str, Any] = {"temperature": temperature, "pad_id": pad_id, "dtype": dtype, "longest": longest}
@@ -130,6 +134,11 @@ class HFPolicy(Learner[TokenStats]):
         """The entropy of the current policy before each response token."""
         return self._results(samples, lambda batch: _stats(self._responses, batch).entropy)
 
+    def sync_reference(self, alpha: float) -> None:
+        """Moves the reference policy to the policy, by the share `alpha` of the way."""
+        assert self._synced is not None
+        move_towards(self._synced, self.model, alpha)
+
     def update(self, samples: Sequence[Trajectory], lr: float, coefs: Coefs | None = None) -> Update:
         """One optimizer step; the result does not depend on the split into micro-batches. `coefs` replace those of the
         settings."""
@@ -149,12 +158,14 @@ class HFPolicy(Learner[TokenStats]):
         metrics = self._summarise(totals, counts.tokens) | {"actor/grad_norm": grad_norm, "actor/lr": lr}
         if self._algo.has_entropy_bonus:
             metrics["actor/entropy_coef"] = coefs.entropy
+        if self._adapts_kl:
+            metrics["actor/kl_coef"] = coefs.kl
         return Update(metrics, tuple(diagnostics), self._take_notes())
 
     def save(self, directory: Path) -> DeferredWrite:
         """Copies the weights and the state of the optimizer; the result writes them: `model/`, `optimizer.pt`, and
-        `weights.pt` if `model/` does not store the weights exactly. The next call reuses the copies' memory. If the
-        host has no memory for copies, this writes everything itself."""
+        `weights.pt` if `model/` does not store the weights exactly, `reference.pt` if the reference policy changes. The
+        next call reuses the copies' memory. If the host has no memory for copies, this writes everything itself."""
         state = {
             "optimizer": self._optimizer.state_dict(),
             "lowered_budget": self._lowered_budget,
@@ -163,11 +174,12 @@ class HFPolicy(Learner[TokenStats]):
         if name := not_finite(state):
             raise NonFiniteError(f"the state of the optimizer is not finite, in {name}")
         write_model = self._stored.save(directory)
-        copied = state if self._copies is None else self._copies.take(state)
+        files = {OPTIMIZER: state} | ({} if self._synced is None else {REFERENCE: self._synced.state_dict()})
+        copied = files if self._copies is None else self._copies.take(files)
 
         def write(is_cancelled: IsCancelled) -> Digests:
-            digests = write_model(is_cancelled)
-            return {**digests, OPTIMIZER: save_hashed(copied, directory / OPTIMIZER, is_cancelled)}
+            digests = dict(write_model(is_cancelled))
+            return digests | {name: save_hashed(copied[name], directory / name, is_cancelled) for name in copied}
 
         return write if self._copies is not None else done_now(write)
 
@@ -176,7 +188,14 @@ class HFPolicy(Learner[TokenStats]):
         with read_checkpoint(directory):
             state = torch.load(directory / OPTIMIZER, map_location="cpu", weights_only=True)
             weights = stored_weights(directory)
+            reference = None
+            if self._synced is not None:
+                reference = torch.load(directory / REFERENCE, map_location="cpu", weights_only=True)
+        if reference is not None:
+            check_reference(directory, self._synced, reference)
         self._restore(directory, weights, state)
+        if reference is not None:
+            restore_reference(self._synced, reference)
 
     def _restore_optimizer(self, state: Mapping[str, Any]) -> None:
         super()._restore_optimizer(state)
@@ -265,6 +284,8 @@ class HFPolicy(Learner[TokenStats]):
                 "low": low.sum(),
                 "dual": dual.sum(),
             }
+            if self._adapts_kl:
+                totals["kl"], totals["kl_of"] = sample_means(self._kl(samples, logps), mask).sum(), mask.any(-1).sum()
             return totals | corrected, _Tokens(logps.detach(), stats.entropy.detach(), _which_bound(high, low, dual))
 
     def _correct(
@@ -305,8 +326,7 @@ class HFPolicy(Learner[TokenStats]):
         """What is added to the policy's loss: a name, a coefficient and the term, aggregated as `how` says."""
         algo, device = self._algo, mask.device
         if coefs.kl > 0:
-            ref_logps = to_device(padded([s["ref_logps"] for s in samples]), device)
-            yield "kl_loss", coefs.kl, aggregate(kl_penalty(stats.logps, ref_logps, algo.kl_kind), mask, **how)
+            yield "kl_loss", coefs.kl, aggregate(self._kl(samples, stats.logps), mask, **how)
         if algo.positive_lm_coef > 0:
             correct = to_device(np.array([sample.correct for sample in samples]), device)
             weight, tokens = algo.positive_lm_coef, max(counts.correct_tokens, 1)
@@ -316,6 +336,14 @@ class HFPolicy(Learner[TokenStats]):
             if algo.top_entropy_quantile < 1:  # the bonus acts on the tokens that learn
                 entropy = entropy * to_device(padded([s["entropy_mask"] for s in samples]), device)
             yield "entropy_bonus", -coefs.entropy, aggregate(entropy, mask, **how)
+
+    def _kl(self, samples: Sequence[Trajectory], logps: Tensor) -> Tensor:
+        """Estimates of the KL divergence from the reference policy at each token."""
+        ref_logps = to_device(padded([s["ref_logps"] for s in samples]), logps.device)
+        if not self._algo.kl_unbiased:
+            return kl_penalty(logps, ref_logps, self._algo.kl_kind)
+        behaviour_logps = to_device(padded([s.logps for s in samples]), logps.device)
+        return unbiased_kl(logps, ref_logps, behaviour_logps, self._algo.kl_kind)
 
     def _selected(self, samples: Sequence[Trajectory]) -> dict[str, Any]:
         """The tokens that the batch has selected for its loss."""
@@ -342,6 +370,8 @@ class HFPolicy(Learner[TokenStats]):
         }
         if "kl_loss" in totals:
             metrics["actor/kl_loss"] = totals["kl_loss"]
+        if self._adapts_kl:
+            metrics[KL_OF_UPDATE] = _ratio(totals, "kl", "kl_of")
         if self._algo.positive_lm_coef > 0:
             metrics["actor/positive_lm_loss"] = totals["lm_loss"]
         if self._algo.importance_cap is not None:

@@ -21,6 +21,7 @@ from dapo_rl.base.quote import describe, describe_traceback
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.train.batch import with_advantages
+from dapo_rl.train.coefficients import Coefficients
 from dapo_rl.train.custom import Advantages
 from dapo_rl.train.gae import with_values
 from dapo_rl.train.off_policy import with_corrections
@@ -46,9 +47,11 @@ def build_transforms(
     policy: Scores,
     advantages: Advantages,
     values: Score | None = None,
+    coefficients: Coefficients | None = None,
     teacher: Teacher | None = None,
 ) -> tuple[Transform, ...]:
-    """The transforms of a run. `values` scores samples by the critic, if there is one."""
+    """The transforms of a run. `values` scores samples by the critic, if there is one; `coefficients` are those that
+    change during the run, if any does."""
     transforms: list[Transform] = []
     if config.scores_first:
         transforms.append(after_pretraining(scored("proximal_logps", policy.score)))
@@ -65,7 +68,7 @@ def build_transforms(
     if teacher is not None:
         transforms.append(lambda batch: with_teacher(batch, config.teacher.weight))
     if values is not None:
-        transforms.append(lambda batch: with_values(batch, config, values))
+        transforms.append(lambda batch: with_values(batch, config, values, coefficients.kl if coefficients else None))
     if by_entropy:
         transforms.append(after_pretraining(lambda batch: with_entropy_mask(batch, config)))
     if selects_by_covariance(config):

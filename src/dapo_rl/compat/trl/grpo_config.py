@@ -23,7 +23,7 @@ from dapo_rl.config.peers import LIBRARIES, leaves, reason
 from dapo_rl.config.peers.values import written
 from dapo_rl.config.recipe import nested, put, read_recipe
 from dapo_rl.convert.draft import ConvertedSetting, Draft
-from dapo_rl.convert.trl import derive_evaluation, derive_updates, explain_switched_off, trl_importance
+from dapo_rl.convert.trl import derive_evaluation, derive_updates, trl_importance
 from dapo_rl.convert.turns import trl_turns
 from dapo_rl.data.rows import Rows
 from dapo_rl.data.sources import as_sources, choose_splits, open_rows
@@ -179,7 +179,6 @@ def _is_own(args: Any, key: str) -> bool:
 
 def _derive(draft: Draft, args: Any, count_rows: Callable[[], int | None]) -> None:
     settings = draft.settings
-    explain_switched_off(draft)
     trl_importance(draft)
     by_epoch = "epoch" in (_name(args.eval_strategy), _name(args.save_strategy))
     if by_epoch or (draft.count("max_steps") or 0) <= 0:

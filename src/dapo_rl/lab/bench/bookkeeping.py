@@ -89,7 +89,8 @@ def _measure(
         with stage("batch"):
             rewards = shaped_rewards([*fill.sampled, *fill.kept], config)
             batch = with_advantages(
-                make_batch(fill.kept, config, fill.version, rewards=rewards), build_advantages(config.algo)
+                make_batch(fill.kept, config, fill.version, rewards=rewards),
+                build_advantages(config.algo, config.overlong.factor),
             )
         with stage("update (stand-in)"):
             updates = [_update(part) for part in batch.mini_batches(config.train.mini_batches)]

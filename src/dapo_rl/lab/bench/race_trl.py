@@ -132,6 +132,8 @@ def arguments(job: RaceJob, config: Config, how: Variant, device: torch.device, 
         "use_cpu": device.type == "cpu",
         **QUIET,
     }
+    if config.algo.kl_coef > 0:  # TRL weights the penalty by default
+        given["use_bias_correction_kl"] = config.algo.kl_unbiased
     if how.vllm:
         longest = config.data.max_prompt_tokens + sampling.max_new_tokens
         given |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": longest}

@@ -140,7 +140,9 @@ DERIVED: dict[str, Callable[[RecipeFacts], Any]] = {
     "importance": lambda facts: _importance(facts.config.algo),
     "left_out": lambda facts: _left_out(facts.config.algo),
     "carries": lambda facts: facts["sampling.dynamic"] and facts["sampling.surplus"] == "carry",
-    "kl": lambda facts: facts["algo.kl_kind"] + " in the reward" * facts["kl_in_reward"],
+    "kl": lambda facts: (
+        "unbiased " * facts["algo.kl_unbiased"] + facts["algo.kl_kind"] + " in the reward" * facts["kl_in_reward"]
+    ),
     "custom_advantage": lambda facts: is_function(facts["algo.advantage"]),
     "advantage": lambda facts: ADVANTAGES[facts["algo.advantage"]],
     "normalization": lambda facts: NORMALIZATIONS[facts["algo.normalize"]],
