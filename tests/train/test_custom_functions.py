@@ -278,7 +278,7 @@ def test_an_advantage_that_takes_the_entropy_has_it_scored(tmp_path):
         ("algo.loss=gsop", "kl-cov; did you mean gspo?"),
         (
             "algo.advantage=vtrace",
-            "algo.advantage: 'vtrace' is not one of group, opo, reinforce++, reinforce++-baseline, gae, distill…",
+            "algo.advantage: 'vtrace' is not one of group, opo, reinforce++, reinforce++-baseline, gdpo, gae, distill…",
         ),
     ],
 )
