@@ -1,14 +1,18 @@
 """Differences between arms: corrected intervals, effect sizes, the power of the test, and what it takes to learn."""
 
 import io
+import itertools
 import json
 import math
 from dataclasses import asdict
+from fractions import Fraction
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from rich.console import Console
 
 from dapo_rl.errors import UserError
@@ -25,7 +29,14 @@ from dapo_rl.lab.ablate.results import (
     tokens_until,
 )
 from dapo_rl.lab.ablate.runs import all_runs
-from dapo_rl.lab.ablate.statistics import detectable_errors, paired_difference, power_of_test
+from dapo_rl.lab.ablate.statistics import (
+    detectable_errors,
+    fewest_for_exact,
+    paired_difference,
+    power_of_test,
+    sign_flip_interval,
+    t_interval,
+)
 from dapo_rl.lab.ablate.techniques import TABLES, PaperTable, Technique
 from dapo_rl.recipes import packaged_recipe
 from dapo_rl.runs.directory import RunDirectory
@@ -59,6 +70,55 @@ def test_neither_two_pairs_nor_equal_ones_have_an_interval():
     same = paired_difference({0: 1.0, 1: 1.0, 2: 1.0}, {0: 0.0, 1: 0.0, 2: 0.0})
     assert (same.mean, same.low, same.half_width, same.effect_size, same.detectable) == (1.0, 1.0, None, None, None)
     assert not same.excludes_zero
+
+
+def test_an_exact_interval_by_hand():
+    """The means of the seven non-empty subsets of 1, 2, 6 are 1, 1.5, 2, 3, 3.5, 4, 6. A center below 1 is rejected at
+    p = 1/8: only without a flip is the mean as large."""
+    assert sign_flip_interval([1.0, 2.0, 6.0], 0.75) == (1.0, 6.0)
+    assert sign_flip_interval([1.0, 2.0, 6.0], 0.5) == (1.5, 4.0)
+    assert sign_flip_interval([1.0, 2.0, 6.0], 0.95) is None
+
+
+@given(st.lists(st.integers(-40, 40), min_size=7, max_size=9), st.integers(-40, 40), st.sampled_from([0.9, 0.95]))
+@settings(max_examples=60, deadline=None)
+def test_an_exact_interval_holds_the_centers_that_no_sign_flip_test_rejects(values, whole, confidence):
+    """Against all sign flips, in exact arithmetic."""
+    low, high = sign_flip_interval([float(value) for value in values], confidence)
+    center = whole + Fraction(1, 11)  # no subset has this mean
+    shifted = [value - center for value in values]
+    sums = [
+        sum(sign * value for sign, value in zip(signs, shifted, strict=True))
+        for signs in itertools.product((1, -1), repeat=len(values))
+    ]
+    tail = (1 - Fraction(str(confidence))) / 2
+    rejected = min(sum(x >= sum(shifted) for x in sums), sum(x <= sum(shifted) for x in sums)) <= tail * len(sums)
+    assert (low <= center <= high) == (not rejected)
+
+
+def test_exact_intervals_cover_as_often_as_they_say():
+    """Differences of skewed values: 95 % within the noise of 400 trials. With 24 values, where subsets are sampled, an
+    interval is about as wide as Student's t."""
+    rng = np.random.default_rng(3)
+    draws = rng.exponential(size=(400, 8)) - rng.exponential(size=(400, 8))
+    covered = [low <= 0 <= high for low, high in (sign_flip_interval(list(row)) for row in draws)]
+    assert 0.92 <= np.mean(covered) <= 0.98
+    many = list(rng.normal(1, 1, size=24))
+    low, high = sign_flip_interval(many)
+    assert high - low == pytest.approx(2 * t_interval(many).half_width, rel=0.1)
+    found = paired_difference(dict(enumerate(many)), dict.fromkeys(range(24), 0.0))
+    assert found.exact == (low, high)
+    assert found.exact_excludes_zero
+
+
+@pytest.mark.parametrize(("comparisons", "seeds"), [(1, 6), (2, 7), (11, 9), (16, 10)])
+def test_the_fewest_seeds_of_an_exact_interval(comparisons, seeds):
+    assert fewest_for_exact(comparisons) == seeds
+    values = [float(n) for n in range(seeds)]
+    zeros = dict.fromkeys(range(seeds), -1.0)
+    assert paired_difference(dict(enumerate(values)), zeros, comparisons).exact == (1.0, float(seeds))
+    del zeros[0]
+    assert paired_difference(dict(enumerate(values)), zeros, comparisons).exact is None
 
 
 def test_the_power_of_the_test_as_it_is_simulated():
@@ -157,9 +217,10 @@ def test_the_report_has_the_corrected_intervals(tmp_path):
     text = markdown(plan, results)
     low, high, wide = 248.4, 358.3, detectable_errors(2, 6.205347) * 100 / math.sqrt(3)
     line = f"| algo.clip_high=0.28 | tokens to accuracy | -200 | {-200 - low:+,.0f} to {-200 + low:+,.0f} |"
-    assert f"{line} {-200 - high:+,.0f} to {-200 + high:+,.0f} | -2.00 | {wide:,.0f} |" in text
-    assert "| algo.clip_high=0.28 | accuracy % | +0.0 (all equal) | - | - | - |  |" in text
+    assert f"{line} {-200 - high:+,.0f} to {-200 + high:+,.0f} | - | -2.00 | {wide:,.0f} |" in text
+    assert "| algo.clip_high=0.28 | accuracy % | +0.0 (all equal) | - | - | - | - |  |" in text
     assert "Bonferroni's correction for 2 comparisons" in text
+    assert "needs 7 or more seeds" in text  # of 2⁶ subsets, 2.5 % / 2 is less than one
     assert "To accuracy: to 80% held out" in text
     screen = io.StringIO()
     print_ablation(plan, results, Console(file=screen, width=200))

@@ -17,7 +17,15 @@ from dapo_rl.base.quote import printable
 from dapo_rl.lab.ablate.plan import AblationPlan
 from dapo_rl.lab.ablate.quantities import COMPARABLE, TABLE, Write, percent_of
 from dapo_rl.lab.ablate.results import LAST_SHARE, ArmResult
-from dapo_rl.lab.ablate.statistics import CONFIDENCE, FEWEST, INTERVAL, POWER, SeedDifference, TInterval
+from dapo_rl.lab.ablate.statistics import (
+    CONFIDENCE,
+    FEWEST,
+    INTERVAL,
+    POWER,
+    SeedDifference,
+    TInterval,
+    fewest_for_exact,
+)
 from dapo_rl.lab.ablate.techniques import DEFAULT_TABLE, TABLES
 
 
@@ -101,7 +109,7 @@ def print_ablation(plan: AblationPlan, results: Sequence[ArmResult], console: Co
 
 def difference_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
     """One row per difference, with the corrected interval."""
-    heads = ["arm", "quantity", "difference", "95 %", "corrected", "d", "detectable"]
+    heads = ["arm", "quantity", "difference", "95 %", "corrected", "exact", "d", "detectable"]
     rows = [
         [result.arm.label, COMPARABLE[name].head, *_difference_cells(name, difference)]
         for result in results
@@ -118,6 +126,7 @@ def _difference_cells(name: str, difference: SeedDifference) -> list[str]:
     for half in (difference.half_width, difference.corrected_half_width):
         ends = [] if half is None else [quantity.signed(difference.mean + end) for end in (-half, half)]
         cells.append(" to ".join(ends) or "-")
+    cells.append("-" if difference.exact is None else " to ".join(map(quantity.signed, difference.exact)))
     cells.append("-" if difference.effect_size is None else f"{difference.effect_size:+.2f}")
     # Where 0 is left out, the power of the test is no longer in question.
     found = None if difference.excludes_zero else difference.detectable
@@ -127,8 +136,10 @@ def _difference_cells(name: str, difference: SeedDifference) -> list[str]:
 def _correction(plan: AblationPlan) -> str:
     text = (
         f"corrected: the {CONFIDENCE:.0%} interval with Bonferroni's correction for "
-        f"{counted(plan.comparisons, 'comparison')}. d: Cohen's d of paired values. detectable: where the corrected "
-        f"interval includes 0, the smallest true difference that these seeds find with a probability of {POWER:.0%}."
+        f"{counted(plan.comparisons, 'comparison')}. exact: the same by sign flips, without assuming a normal "
+        f"distribution; needs {fewest_for_exact(plan.comparisons)} or more seeds. d: Cohen's d of paired values. "
+        f"detectable: where the corrected interval includes 0, the smallest true difference that these seeds find "
+        f"with a probability of {POWER:.0%}."
     )
     if plan.to_accuracy is not None:
         text += (

@@ -1,4 +1,4 @@
-"""Means over seeds with Student's t intervals, and paired differences between arms with their statistical power."""
+"""Means over seeds with Student's t intervals, and paired differences between arms with exact intervals and power."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ FEWEST = 3
 """With two values, Student's t is 12.7: the interval says nothing, and a chance agreement makes it narrow."""
 INTERVAL = f"{CONFIDENCE:.0%} Student's t interval over seeds"
 POWER = 0.8
+EXACT_UP_TO = 20
+"""Up to this many seeds, exact intervals use all subsets of the differences, beyond it a random sample of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +40,17 @@ class SeedDifference(TInterval):
     """Cohen's d of paired values: the mean in standard deviations of the differences."""
     detectable: float | None = None
     """The smallest true difference that the corrected test finds with a probability of 80 %."""
+    exact: tuple[float, float] | None = None
+    """The corrected interval by sign flips, which assumes symmetry alone; None with too few values."""
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the corrected interval leaves 0 out."""
+        """Whether the corrected interval excludes 0."""
         return self.corrected_half_width is not None and abs(self.mean) > self.corrected_half_width
+
+    @property
+    def exact_excludes_zero(self) -> bool:
+        return self.exact is not None and not self.exact[0] <= 0 <= self.exact[1]
 
 
 def t_interval(values: Sequence[float]) -> TInterval | None:
@@ -76,7 +84,42 @@ def paired_difference(
         corrected_half_width=critical * error,
         effect_size=alone.mean / deviation,
         detectable=detectable_errors(freedom, critical) * error,
+        exact=sign_flip_interval(pairs, 1 - (1 - CONFIDENCE) / comparisons),
     )
+
+
+def sign_flip_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
+    """The centers that the exact sign-flip test of the mean does not reject, for values distributed symmetrically.
+
+    Flipping the signs of a subset does not lower the mean of `values - center` exactly if the subset's mean is at most
+    the center. The ends of the interval are therefore order statistics of the means of all subsets (Hartigan 1969). A
+    random sample of subsets keeps the confidence. None if even the most extreme values would not be rejected.
+    """
+    import numpy as np
+
+    count = 2 ** min(len(values), EXACT_UP_TO)
+    tail = math.floor((1 - confidence) / 2 * count * (1 + 1e-12))  # of 2ⁿ subsets, with the empty one
+    if tail < 1:
+        return None
+    if len(values) <= EXACT_UP_TO:
+        sums, sizes = np.zeros(1), np.zeros(1)
+        for value in values:
+            sums, sizes = np.concatenate([sums, sums + value]), np.concatenate([sizes, sizes + 1])
+        means = sums[1:] / sizes[1:]
+    else:
+        rng = np.random.default_rng(0)
+        sums, sizes = np.zeros(count - 1), np.zeros(count - 1)
+        for value in values:
+            chosen = rng.integers(2, size=count - 1)
+            sums, sizes = sums + chosen * value, sizes + chosen
+        means = np.where(sizes > 0, sums / np.maximum(sizes, 1), math.fsum(values) / len(values))
+    means.sort()
+    return float(means[tail - 1]), float(means[-tail])
+
+
+def fewest_for_exact(comparisons: int = 1) -> int:
+    """The fewest seeds with which an exact interval exists."""
+    return math.ceil(math.log2(2 * comparisons / (1 - CONFIDENCE)) - 1e-9)
 
 
 def all_equal(values: Sequence[float]) -> bool:
