@@ -275,6 +275,7 @@ demo.
   dapo ablate train.steps=10 --jobs 2    a setting changed in every arm
   dapo ablate recipe.yaml --vary algo.clip_high=0.2,0.28,0.4
   dapo ablate lab/dynamic-sampling --vary sampling.dynamic=false,true
+  dapo ablate --arm preset=grpo --arm "preset=grpo algo.clip_high=0.28"
   dapo ablate --out runs/ablate-demo-1   resume an ablation that was stopped
 
 Every run has an ordinary run directory, ARM/seed-N. Ctrl-C makes the runs save and stop. The results are written
@@ -291,6 +292,14 @@ def ablate(
         typer.Option(
             metavar="KEY=VALUE,...",
             help="Compare these values instead; repeat the option for a grid.",
+            autocompletion=complete_settings,
+        ),
+    ] = None,
+    arm: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="'KEY=VALUE ...'",
+            help="Compare these arms instead, each a list of settings; the first is the baseline. '' is the recipe.",
             autocompletion=complete_settings,
         ),
     ] = None,
@@ -318,6 +327,7 @@ def ablate(
         overrides,
         seeds=seeds,
         vary=vary or (),
+        arms=arm or (),
         only=only,
         table=table,
         compare=compare,

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +14,9 @@ from support import REPOSITORY
 from dapo_rl.config import PRESETS, Config
 from dapo_rl.config.recipe import flat
 from dapo_rl.errors import UserError
+from dapo_rl.lab.ablate.ablation import run_ablation
 from dapo_rl.lab.ablate.display import LiveAblationDisplay, PlainAblationDisplay
-from dapo_rl.lab.ablate.plan import AblationPlan, check_same_plan, grid, paper_table
+from dapo_rl.lab.ablate.plan import AblationPlan, arms_of, check_same_plan, grid, paper_table
 from dapo_rl.lab.ablate.plot import ablation_figure, draw_ablation
 from dapo_rl.lab.ablate.report import ablation_json, ablation_table, markdown, print_ablation
 from dapo_rl.lab.ablate.results import at_end, collect
@@ -180,6 +182,43 @@ def test_mistakes_in_vary_are_told_before_anything_starts(vary, words):
 
 
 DATA = ["data.train=arithmetic", "data.eval=held-out.jsonl"]
+
+
+def test_arms_of_several_settings():
+    words = ["", "algo.clip_high=0.28 train.lr=1e-4", " preset=vapo   critic.lambda_lowest=0.5 "]
+    plan = arms_of(DEFAULT, ["train.steps=5"], 2, words)
+    labels = ["the recipe", "algo.clip_high=0.28, train.lr=0.0001", "preset=vapo, critic.lambda_lowest=0.5"]
+    assert [arm.label for arm in plan.arms] == labels
+    assert [arm.compared_with for arm in plan.arms] == [None, "the-recipe", "the-recipe"]
+    assert plan.arms[1].changes == {"train.lr": 0.0001}  # the demo has Clip-Higher
+    assert plan.arms[0].settings == Config.load(DEFAULT, ["train.steps=5"]).resolved()
+    vapo = plan.arms[2].config(1)
+    assert (vapo.critic.lambda_lowest, vapo.train.steps, vapo.seed) == (0.5, 5, 1)
+    assert plan._is_valid()
+    values = ["algo.clip_high=0.2", "algo.clip_high=0.4"]
+    assert arms_of(DEFAULT, [], 1, values) == grid(DEFAULT, [], 1, ["algo.clip_high=0.2,0.4"])
+
+
+@pytest.mark.parametrize(
+    ("arms", "words"),
+    [
+        (["train.lr"], "'train.lr' is not KEY=VALUE"),
+        (["train.lr=1e-4 'a"], "no closing quotation"),
+        (["train.lr=1e-4 seed=3"], "use --seeds"),
+        (["", "algo.clip_high=0.28"], "same settings as the recipe"),
+        (["train.lr=x"], "--arm train.lr=x: "),
+    ],
+)
+def test_mistakes_in_arms_are_told_before_anything_starts(arms, words):
+    with pytest.raises(UserError, match=re.escape(words)):
+        arms_of(DEFAULT, [], 1, arms)
+
+
+def test_arms_and_values_exclude_each_other():
+    with pytest.raises(UserError, match="--vary makes them from values; use one"):
+        run_ablation(DEFAULT, [], vary=["train.lr=1e-4"], arms=["train.lr=1e-3"])
+    with pytest.raises(UserError, match="--arm replaces that table"):
+        run_ablation(DEFAULT, [], table="dapo", arms=["train.lr=1e-3"])
 
 
 @pytest.mark.parametrize(

@@ -274,7 +274,7 @@ def test_mistakes_in_what_is_compared(compare, to_accuracy, words):
 )
 def test_mistakes_in_the_table(vary, only, table, words):
     with pytest.raises(UserError, match=words):
-        _plan(DEMO, [], 1, vary, only, table)
+        _plan(DEMO, [], 1, vary, [], only, table)
 
 
 def test_a_table_is_one_entry(monkeypatch):
@@ -283,7 +283,7 @@ def test_a_table_is_one_entry(monkeypatch):
     other = Technique("Seconds", {"train.lr": 1e-3}, {"train.lr": 1e-4}, "train.lr > 1e-4", "", None, 11)
     table = PaperTable("New", "Old", (clip, other), "a figure", 5, 60, ("leave-one-out",), "dr_grpo")
     monkeypatch.setitem(TABLES, "new", table)
-    plan = _plan(DEMO, [], 1, [], None, "new")
+    plan = _plan(DEMO, [], 1, [], [], None, "new")
     assert [(arm.label, arm.paper, arm.compared_with) for arm in plan.arms] == [
         ("New", 60, None),
         ("New without Wide clip", None, "new"),

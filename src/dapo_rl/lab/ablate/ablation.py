@@ -15,7 +15,7 @@ from dapo_rl.base.lock import acquire
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.display import ablation_display
-from dapo_rl.lab.ablate.plan import AblationPlan, check_same_plan, grid, paper_table
+from dapo_rl.lab.ablate.plan import AblationPlan, arms_of, check_same_plan, grid, paper_table
 from dapo_rl.lab.ablate.quantities import COMPARABLE, DEFAULT_COMPARED, TO_ACCURACY
 from dapo_rl.lab.ablate.report import ablation_json, markdown, print_ablation
 from dapo_rl.lab.ablate.results import ArmResult, collect
@@ -32,6 +32,7 @@ def run_ablation(
     *,
     seeds: int | None = None,
     vary: Sequence[str] = (),
+    arms: Sequence[str] = (),
     only: str | None = None,
     table: str | None = None,
     compare: str | None = None,
@@ -44,12 +45,13 @@ def run_ablation(
     if out is not None and "=" in str(out):
         raise UserError(f"--out: {out} contains =, so it would be read as a setting on the command line; rename it")
     saved = AblationPlan.load(out / "plan.json") if out is not None and (out / "plan.json").exists() else None
-    if saved is not None and recipe is None and not overrides and not vary and only is None and table is None:
+    is_named = recipe is not None or overrides or vary or arms or only is not None or table is not None
+    if saved is not None and not is_named:
         first = saved.seeds[0]
         plan = saved if seeds is None else replace(saved, seeds=tuple(range(first, first + seeds)))
     else:
         number = seeds or (len(saved.seeds) if saved else SEEDS)
-        plan = _plan(recipe, overrides, number, vary, only, table)
+        plan = _plan(recipe, overrides, number, vary, arms, only, table)
         if saved is not None and out is not None:
             check_same_plan(out, saved, plan)
             plan = replace(plan, compared=saved.compared, to_accuracy=saved.to_accuracy)
@@ -111,14 +113,18 @@ def _plan(
     overrides: Sequence[str],
     seeds: int,
     vary: Sequence[str],
+    arms: Sequence[str],
     only: str | None,
     table: str | None,
 ) -> AblationPlan:
-    if vary:
+    if vary and arms:
+        raise UserError("--arm: lists the arms, and --vary makes them from values; use one")
+    if vary or arms:
+        own = "--vary" if vary else "--arm"
         for option, value in (("--only", only), ("--table", table)):
             if value is not None:
-                raise UserError(f"{option}: selects from a paper's table, and --vary replaces that table; use one")
-        return grid(recipe, overrides, seeds, vary)
+                raise UserError(f"{option}: selects from a paper's table, and {own} replaces that table; use one")
+        return grid(recipe, overrides, seeds, vary) if vary else arms_of(recipe, overrides, seeds, arms)
     name = DEFAULT_TABLE if table is None else table
     if name not in TABLES:
         raise UserError(f"--table: {name!r} is not one of {', '.join(TABLES)}{did_you_mean(nearest(name, TABLES))}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
@@ -177,22 +178,48 @@ def grid(recipe: Path | None, overrides: Sequence[str], seeds: int, vary: Sequen
         raise UserError(f"--vary: {next(key for key in keys if keys.count(key) > 1)} appears twice")
     if (combinations := prod(len(values) for _, values in axes)) > MOST_ARMS:
         raise UserError(f"--vary: {combinations} combinations are more than {MOST_ARMS}; name fewer values")
-    arms: list[Arm] = []
     changes = [_written(dict(zip(keys, values, strict=True))) for values in product(*(values for _, values in axes))]
+    return _varied(recipe, overrides, seeds, changes, "--vary")
+
+
+def arms_of(recipe: Path | None, overrides: Sequence[str], seeds: int, arms: Sequence[str]) -> AblationPlan:
+    """An arm for each list of settings; each is compared with the first."""
+    changes = []
+    for words in arms:
+        try:
+            changes.append(shlex.split(words))
+        except ValueError as error:
+            raise UserError(f"--arm: {words!r}: {str(error).lower()}") from None
+        for word in changes[-1]:
+            key, equals, _ = word.partition("=")
+            if not equals or not key.strip():
+                raise UserError(f"--arm: {word!r} is not KEY=VALUE, for example --arm 'algo.clip_high=0.28'")
+            if key.strip() == "seed":
+                raise UserError("--arm: every arm already runs with several seeds; use --seeds")
+    return _varied(recipe, overrides, seeds, changes, "--arm")
+
+
+def _varied(
+    recipe: Path | None, overrides: Sequence[str], seeds: int, changes: Sequence[Sequence[str]], option: str
+) -> AblationPlan:
+    """An arm for each list of `key=value`."""
+    arms: list[Arm] = []
     recipe, overrides = _start(recipe, overrides, changes)
     for words in changes:
         try:
             config = Config.load(recipe, [*overrides, *words])
             _check_data(config, recipe)
         except UserError as error:
-            raise UserError(f"--vary {' '.join(words)}: {error}") from None
+            raise UserError(f"{option} {' '.join(words)}: {error}") from None
         settings = config.resolved()
         known = flat(settings)  # has the validated value: `off`, which YAML reads as false
+        keys = [word.partition("=")[0].strip() for word in words]
         label = ", ".join(
             f"{key}={known[key]}" if key in known else word for key, word in zip(keys, words, strict=True)
         )
+        label = label or "the recipe"
         if same := next((arm for arm in arms if arm.settings == settings), None):
-            raise UserError(f"--vary: {label} gives the same settings as {same.label}; name each value once")
+            raise UserError(f"{option}: {label} gives the same settings as {same.label}; name each value once")
         name = _slug(label)
         while any(arm.name == name for arm in arms):
             name += "-again"
