@@ -91,3 +91,9 @@ def test_the_wheel_has_the_recipes(tmp_path):
         timeout=60,
     )
     assert [line.split(":")[0] for line in listed.stdout.splitlines() if line[:1].strip()][:-1] == recipe_names()
+
+
+def test_no_two_test_files_share_a_name():
+    """pytest imports them by their base names, and leaves the second out with an error."""
+    names = [path.name for path in (REPOSITORY / "tests").rglob("test_*.py")]
+    assert sorted(names) == sorted(set(names))
