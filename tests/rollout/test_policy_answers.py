@@ -3,14 +3,15 @@
 import json
 
 import pytest
-from support import make_prompt, weights_of
+from support import ScriptedEngine, make_prompt, make_sample, weights_of
 
 from dapo_rl.config import Config, ModelSettings, RewardSettings, SamplingSettings
 from dapo_rl.engines.build import build_engine
-from dapo_rl.engines.protocol import Engine, Request, SamplingParams
+from dapo_rl.engines.protocol import Completion, Engine, Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.envs import OneTurn
 from dapo_rl.errors import StopRequested, UserError
+from dapo_rl.evals.sampling import answer
 from dapo_rl.models.load import load_model
 from dapo_rl.rewards import build_verifier
 from dapo_rl.rewards.pool import VerifierPool
@@ -277,3 +278,90 @@ def test_judges_change_no_sample(tmp_path):
     ]
     assert texts[0] == texts[1]
     assert {draw: group.verdicts for draw, group in judged.items()} == {d: g.verdicts for d, g in alone.items()}
+
+
+def test_an_evaluation_asks_in_portions_and_leaves_nothing_behind(tmp_path):
+    setting = Setting(tmp_path)
+    prompts = [make_prompt(f"p{draw}", f"{draw}+5=?\n") for draw in range(8)]
+
+    def answers(**portions):
+        return answer(setting.engine, setting.pool, prompts, SamplingParams(40, 1.0), 2, 0, **portions)
+
+    whole = {group.draw: group for group in answers()}
+    phases = portions_of(setting.engine.together)
+    assert phases == ["eval", "judge"]
+    setting.engine.together.clear()
+    setting.engine.receive(1, weights_of(setting.model))
+    for group in answers(at_a_time=4):
+        assert group.verdicts == whole[group.draw].verdicts
+        assert [sample.text for sample in group.samples] == [sample.text for sample in whole[group.draw].samples]
+    assert portions_of(setting.engine.together).count("judge") > 1
+    setting.engine.receive(2, weights_of(setting.model))
+    begun = answers(at_a_time=2)
+    next(begun)
+    begun.close()
+    assert setting.engine.take_unfinished() == []
+    assert not policy_of(setting.pool).has_questions
+
+
+def portions_of(together):
+    """What the engine worked on, one after the other."""
+    kinds = [next(iter(kinds)) for kinds in together]
+    return [kind for kind, before in zip(kinds, [None, *kinds], strict=False) if kind != before]
+
+
+def test_a_pause_gives_questions_up_and_a_continued_batch_asks_again(tmp_path):
+    setting = Setting(tmp_path)
+    episodes = episodes_of(setting, waits=True)
+    episodes.submitted = True
+    episodes.start(0, make_prompt("p0", "0+5=?\n"))
+    while episodes.generating:
+        episodes.poll()
+    assert policy_of(setting.pool).has_questions
+    episodes.drain()
+    (unread,) = episodes.pause()
+    assert unread.verdicts is None
+    assert not policy_of(setting.pool).has_questions
+    episodes.unpause([unread])
+    (group,) = episodes.finish(judge_all=True)
+    assert len(group.verdicts) == 3
+    assert not any(verdict.failed for verdict in group.verdicts)
+
+
+class EndsWhenTaken(ScriptedEngine):
+    """Finishes what it has when it is asked to give it back, as an engine in another process can."""
+
+    def take_unfinished(self):
+        unfinished = super().take_unfinished()
+        own = [request for request in unfinished if request.id == self.ends]
+        self.done = [
+            Completion(request.id, i, sample) for request in own for i, sample in enumerate(self._samples[request.id])
+        ]
+        return [request for request in unfinished if request not in own]
+
+    def poll(self, timeout_s=None):
+        done, self.done = getattr(self, "done", []), []
+        return done or super().poll(timeout_s)
+
+
+def test_samples_that_end_when_the_engine_is_taken_are_counted(tmp_path):
+    setting = Setting(tmp_path)
+
+    def script(request):
+        if request.id.startswith("judge"):
+            return [make_sample(2, text="7")]
+        return [make_sample(3 + 20 * int(request.id[-1]), text=f"{request.id} {i}") for i in range(3)]
+
+    engine = EndsWhenTaken(script)
+    engine.ends = "draw-1"
+    setting.engine = engine
+    use_as_judge(setting.pool, engine, setting.tokenizer, setting.config, 100)
+    episodes = episodes_of(setting, waits=True)
+    episodes.submitted = True
+    for draw in range(2):
+        episodes.start(draw, make_prompt(f"p{draw}"))
+    tokens, groups = episodes.poll(), []
+    groups += episodes.finish(judge_all=True)
+    assert [group.draw for group in groups] == [0, 1]
+    assert tokens == groups[0].tokens
+    assert episodes.drain() == groups[1].tokens == 69
