@@ -19,6 +19,8 @@ from dapo_rl.rollout.episodes import Episodes
 from dapo_rl.rollout.policy_answers import longest_question, policy_of, use_as_judge
 from dapo_rl.types import Trajectory
 
+pytestmark = pytest.mark.slow  # chat templates are rendered in a process
+
 ASKS = "{prompt}{response}\n1+2=?"
 """The embedded model does a sum after whatever it reads."""
 
@@ -174,6 +176,19 @@ def test_a_reply_has_as_many_tokens_as_there_is_room(tmp_path):
     assert [request.longest for request in setting.engine.requests] == [30]
 
 
+def test_a_question_is_read_as_a_chat_message_without_the_system_prompt_of_the_data(tmp_path):
+    setting = Setting(tmp_path)
+    for words, text in (
+        ([], "<bos>1+1=?\n7\n1+2=?\n"),
+        (["data.system_prompt=Do sums."], "<bos>1+1=?\n7\n1+2=?\n"),
+        (["data.chat_template=never"], "<bos>1+1=?\n7\n1+2=?"),
+    ):
+        config = Config.load("demo", [f"reward.verifier={setting.path}", *words])
+        use_as_judge(setting.pool, setting.engine, setting.tokenizer, config, 100)
+        setting.judge("7")
+        assert setting.tokenizer.decode(setting.engine.requests[-1].prompt_ids) == text
+
+
 def test_a_judge_without_an_engine_is_one_line(tmp_path):
     given = RewardSettings(verifier=str(write(tmp_path / "judge.yaml")), workers=0)
     with pytest.raises(UserError, match=r"^.*judge\.yaml: endpoint: policy: there is no engine here to answer$"):
@@ -297,11 +312,16 @@ def test_an_evaluation_asks_in_portions_and_leaves_nothing_behind(tmp_path):
         assert [sample.text for sample in group.samples] == [sample.text for sample in whole[group.draw].samples]
     assert portions_of(setting.engine.together).count("judge") > 1
     setting.engine.receive(2, weights_of(setting.model))
-    begun = answers(at_a_time=2)
-    next(begun)
-    begun.close()
+    policy = policy_of(setting.pool)
+
+    def stop():
+        if policy.has_questions:
+            raise StopRequested
+
+    with pytest.raises(StopRequested):
+        list(answers(check=stop))
     assert setting.engine.take_unfinished() == []
-    assert not policy_of(setting.pool).has_questions
+    assert not policy.has_questions
 
 
 def portions_of(together):

@@ -91,7 +91,7 @@ class PolicyJudge(JudgeVerifier):
 
 @dataclass(slots=True, eq=False)
 class JudgeQuestion:
-    """What a judge asks the policy; its mark may be cancelled until it is there."""
+    """What a judge asks the policy. Those who wait for its mark share it."""
 
     judge: PolicyJudge
     key: str
@@ -103,9 +103,7 @@ class JudgeQuestion:
     """When the engine got it."""
 
     def begin(self) -> bool:
-        """Whether it may be asked: it has not been given up, and there is a budget for it."""
-        if self.mark.done():
-            return False
+        """Whether there is a budget for it."""
         try:
             self.judge.begin_call()
         except VerifierStopError as error:
@@ -116,8 +114,7 @@ class JudgeQuestion:
 
     def refuse(self, fault: str) -> None:
         """It cannot be asked."""
-        if not self.mark.done():
-            self.mark.set_result(Mark(fault=fault))
+        self.mark.set_result(Mark(fault=fault))
 
     def end(self, reply: JudgeReply) -> None:
         try:
@@ -125,14 +122,13 @@ class JudgeQuestion:
         except VerifierStopError as error:
             self._stop(error)
             return
-        if mark is not None and not self.mark.done():
+        if mark is not None:
             self.mark.set_result(mark)
 
     def give_up(self) -> None:
-        if self.mark.cancel():
-            self.mark.set_running_or_notify_cancel()
+        self.mark.cancel()
+        self.mark.set_running_or_notify_cancel()  # tells those who wait
 
     def _stop(self, error: VerifierStopError) -> None:
         self.judge.stop(error)
-        if not self.mark.done():
-            self.mark.set_exception(error)
+        self.mark.set_exception(error)
