@@ -9,7 +9,7 @@ import time
 import pyarrow.parquet as pq
 import pytest
 from forked import DAPO
-from support import SMALL, dapo
+from support import SMALL, dapo, small_model, tokenizer
 
 from dapo_rl import Config, DAPOTrainer
 from dapo_rl.errors import UserError
@@ -198,12 +198,17 @@ def test_verify_asks_the_policy(whole):
 
 
 def test_each_model_of_an_evaluation_judges_itself(whole, tmp_path):
-    path, judge, _, _ = whole
+    """The first one says nothing that has a mark."""
+    _, judge, _, _ = whole
+    other = tmp_path / "other"
+    small_model(max_position_embeddings=512).save_pretrained(other)
+    tokenizer().save_pretrained(other)
     options = {"--k": 2, "--prompts": 4, "--max-new-tokens": 24}
-    words = [f"reward.verifier={judge}", "eval.temperature=1"]
-    plan = make_plan("arithmetic", options, words)
-    both, _ = evaluate_models(plan, ["tiny", str(path)], tmp_path / "both")
-    alone, _ = evaluate_models(plan, [str(path)], tmp_path / "alone")
+    plan = make_plan("arithmetic", options, [f"reward.verifier={judge}", "eval.temperature=1"])
+    both, _ = evaluate_models(plan, [str(other), "tiny"], tmp_path / "both")
+    alone, _ = evaluate_models(plan, ["tiny"], tmp_path / "alone")
+    assert both["models"][0]["verifier_errors"] > 4
+    assert both["models"][1]["verifier_errors"] == 0
     assert both["models"][1]["metrics"]["score"] == alone["models"][0]["metrics"]["score"]
 
 

@@ -126,9 +126,7 @@ def use_as_judge(verifier: VerifierPool | None, engine: Engine, tokenizer: Any, 
 
 def question_reader(judge: PolicyJudge, tokenizer: Any, config: Config) -> PromptReader:
     """Reads questions as prompts of chat messages are read, without the system prompt of the data."""
-    reader = PromptReader(tokenizer, config.data.model_copy(update={"system_prompt": None}), judge.file)
-    reader.takes_template(is_text=False)  # raises if there is none
-    return reader
+    return PromptReader(tokenizer, config.data.model_copy(update={"system_prompt": None}), judge.file)
 
 
 def _judges(verifier: VerifierPool | None) -> list[PolicyJudge]:
