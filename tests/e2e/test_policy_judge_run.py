@@ -1,5 +1,6 @@
 """Runs that the policy judges itself: kills, stops, budgets, evaluations and other engines."""
 
+import itertools
 import json
 import shutil
 import signal
@@ -12,12 +13,16 @@ from forked import DAPO
 from support import SMALL, dapo, small_model, tokenizer
 
 from dapo_rl import Config, DAPOTrainer
+from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.errors import UserError
 from dapo_rl.evals.protocols import make_plan
 from dapo_rl.evals.run import evaluate_models
 from dapo_rl.lab.verify import dry_run
+from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.load import TINY
+from dapo_rl.run import backend
 from dapo_rl.runs.directory import RunDirectory
+from dapo_rl.train.policy import HFPolicy
 
 pytestmark = pytest.mark.slow
 SETTINGS = [*SMALL, "train.steps=3", "eval.every=1", "checkpoint.every=1", "data.train.size=30", "train.warmup_steps=0"]
@@ -238,3 +243,34 @@ def test_a_reward_list_with_a_judge_of_the_policy(whole, tmp_path):
     row = RunDirectory(tmp_path / "run").read_metrics()[-1]
     assert row["reward/math/std"] > 0
     assert row["judge/calls"] > 0
+
+
+def test_a_judge_given_as_a_reward_function(whole, tmp_path):
+    _, judge, _, _ = whole
+    config = Config.load("demo", [*SETTINGS, "train.steps=1"])
+    with DAPOTrainer(config=config, reward_funcs=[str(judge)], run_dir=tmp_path / "run") as trainer:
+        assert trainer.train()["finished"]
+    assert RunDirectory(tmp_path / "run").read_metrics()[-1]["judge/tokens"] > 0
+
+
+def test_an_engine_that_rests_during_updates_is_not_asked_then(whole, tmp_path, monkeypatch):
+    """On a CPU there is no memory to give up, so `release_memory` only sends its samples back to the queue."""
+    expected, judge, _, _ = whole
+    calls = []
+
+    def recorded(name, then):
+        def record(self, *arguments):
+            calls.append(name)
+            return then(self, *arguments)
+
+        monkeypatch.setattr(NativeEngine, name, record)
+
+    recorded("release_memory", NativeEngine._back_to_the_queue)
+    for name in ("poll", "receive"):
+        recorded(name, getattr(NativeEngine, name))
+    monkeypatch.setattr(HFPolicy, "release_memory", lambda self: None, raising=False)
+    monkeypatch.setattr(backend, "memory_plan", lambda *arguments: MemoryPlan(time_share=True))
+    assert train(tmp_path / "run", judge)["finished"]
+    rests = [after for before, after in itertools.pairwise(calls) if before == "release_memory"]
+    assert rests == ["receive"] * 3
+    assert weights(tmp_path / "run") == weights(expected)

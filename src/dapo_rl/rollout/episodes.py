@@ -7,6 +7,7 @@ all episodes of a group have ended, the verifier judges them. Without an environ
 Answers and verdicts are read a fixed number of engine polls after they were asked for, not when they happen to be
 ready. Every decision then depends only on the order of draws, polls and weight versions, so the same seed gives the
 same run. With `wait_for_verdicts: false` they are read as soon as they are ready, and the engine never waits for one.
+Verdicts of a judge that is the policy itself need the engine: they are read only when the caller asks for all.
 """
 
 from __future__ import annotations
