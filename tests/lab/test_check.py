@@ -487,3 +487,16 @@ def test_json_holds_every_row_and_number():
     assert (row["reference"], row["kind"], row["same"]) == ("Eq. 10", "algorithm", False)
     assert row["keys"] == ["algo.clip_low", "algo.clip_high"]
     assert document["arithmetic"]["samples_per_step"] == 8192
+
+
+def test_the_tokens_of_a_policy_that_judges_itself_are_said_to_be_left_out(tmp_path):
+    judge, other = tmp_path / "own.yaml", tmp_path / "served.yaml"
+    judge.write_text("endpoint: policy\nprompt: '{response}'\nparse: (x)\n")
+    other.write_text("endpoint: http://localhost:1/v1\nprompt: '{response}'\nparse: (x)\nmodel: m\n")
+    left_out = "own.yaml: the policy also reads and judges each sample, which is not included"
+    for verifier, there in ((judge, True), (other, False), (tmp_path / "none.yaml", False)):
+        report = check(reward__verifier=str(verifier))
+        stream = io.StringIO()
+        print_conformance(report, Console(file=stream, width=200))
+        assert (left_out in stream.getvalue()) is there
+        assert ("note" in json.loads(conformance_json(report))) is there

@@ -376,6 +376,14 @@ def test_one_gpu_cannot_be_split():
     assert plan.apart is None
 
 
+def test_a_plan_says_that_it_leaves_out_a_policy_that_judges_itself(tmp_path, capsys):
+    judge = tmp_path / "own.yaml"
+    judge.write_text("endpoint: policy\nprompt: '{response}'\nparse: (x)\n")
+    print_plan(plan_run(Question(small(f"reward.verifier={judge}"), SPECS["h200"], 1)))
+    printed = " ".join(capsys.readouterr().out.replace("\n", "").split())
+    assert "own.yaml: the policy also reads and judges each sample" in printed
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -79,7 +79,7 @@ def test_a_peft_model_is_sampled_from_with_its_adapters_merged():
     assert (lora.rank, lora.alpha, lora.targets, lora.save) == (4, 8.0, ("q_proj", "v_proj"), "adapter")
     before = logits(wrapped)
     assert (before - logits(base)).abs().max() > 0.1
-    loaded = LoadedModel(model, tokenizer(), 64, torch.float32, torch.float32)
+    loaded = LoadedModel(model, tokenizer(), 64, 64, torch.float32, torch.float32)
     sampled = prepare_lora(config, loaded)
     engine = build_local_engine(config, TrainerInputs(model=wrapped), loaded, sampled, MemoryPlan())
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}

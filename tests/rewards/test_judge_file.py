@@ -48,6 +48,25 @@ def test_mistakes_are_one_line(tmp_path, changes, line):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "has"),
+    [
+        ("model", "small", "the model of the run"),
+        ("api_key_env", "KEY", "no key"),
+        ("timeout_s", 5, "no time limit"),
+        ("concurrency", 2, "the whole engine"),
+        ("cache", True, "no file of replies, as they hold for one version of the weights"),
+    ],
+)
+def test_what_only_a_server_needs_is_refused_with_the_policy(tmp_path, key, value, has):
+    none = {"model": None, "timeout_s": None}
+    judge = read_judge(write_judge(tmp_path / "judge.yaml", "policy", **none))
+    assert (judge.is_policy, judge.cache) == (True, False)
+    path = write_judge(tmp_path / "judge.yaml", "policy", **none | {key: value})
+    with pytest.raises(UserError, match=rf"judge\.yaml: {key}: endpoint: policy has {has}; leave it out$"):
+        read_judge(path)
+
+
 def test_files_that_are_no_judges(tmp_path):
     for name, content, line in (
         ("list.yaml", "- a", r"list\.yaml: a judge is a mapping of keys"),

@@ -47,6 +47,7 @@ from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rollout.build_conversations import build_conversations, longest_episode, prompt_fits
 from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.rollout.environment_failures import check_failures
+from dapo_rl.rollout.policy_answers import longest_question, use_as_judge
 from dapo_rl.rollout.reward_model import load_reward_models
 from dapo_rl.types import Group, Prompt, Trajectory, Verdict
 
@@ -225,7 +226,9 @@ def _prepare(plan: EvalPlan, chosen: ModelSettings, rows: Rows, judges: _Judges,
         longest = longest_episode(config, model)
         limits = {"context": longest, "max_new_tokens": params.max_new_tokens}
         conversations = build_conversations(config, environments, tokenizer, **limits, rewards=gives_rewards(config))
+    longest = longest_question(verifier, tokenizer, config, model, longest)
     engine = build_engine(config.engine, model, tokenizer, config.sampling, dtype, longest, copies=False)
+    use_as_judge(verifier, engine, tokenizer, config, longest)
     return _Work(engine, prompts, params, k, f"{described}; {_how(params)}", conversations)
 
 

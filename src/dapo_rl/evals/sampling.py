@@ -10,6 +10,7 @@ from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.envs import OneTurn
 from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.rollout.episodes import Episodes, check_nothing
+from dapo_rl.rollout.policy_answers import policy_of
 from dapo_rl.types import Group, Prompt, Verifier
 
 LOOK_S = 0.05
@@ -34,14 +35,15 @@ def answer(
 
     A sample's random numbers follow from the seed, the prompt's id and the sample's index: the same problems give the
     same responses, whichever of them (`indices`) are asked for and in whatever order. `check` is called every fraction
-    of a second; it raises to end this. Of episodes with environments, about `at_a_time` are open.
+    of a second; it raises to end this. Of episodes with environments, about `at_a_time` are open; of samples that the
+    policy judges, as many wait for it.
     """
 
     def request(index: int, prompt: Prompt, version: int) -> Request:
         return Request(f"eval-{index}", prompt.token_ids, samples, params, derive_seed(seed, "eval", prompt.id))
 
     judge = None if verifier is None else OneTurn(verifier)
-    episodes = Episodes(engine, judge, request, waits=False, conversations=conversations)
+    episodes = Episodes(engine, judge, request, waits=False, conversations=conversations, policy=policy_of(verifier))
     episodes.submitted = True
     left = deque(range(len(prompts)) if indices is None else indices)
     most = len(left) if conversations is None else max(1, at_a_time // samples)
@@ -52,7 +54,7 @@ def answer(
                 episodes.start(index, prompts[index])
             if episodes.generating:
                 episodes.poll(LOOK_S if episodes.stepping else None, check)
-            yield from episodes.finish(judge_all=not episodes.generating, check=check)
+            many = episodes.policy is not None and episodes.judging * samples >= at_a_time
+            yield from episodes.finish(judge_all=many or not episodes.generating, check=check)
     finally:  # a caller that stops early leaves no work behind
-        engine.cancel(episodes.order)
-        episodes.remove(lambda flight: True)
+        episodes.abandon()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dapo_rl.config import Config
+from dapo_rl.rewards.judge.judge_file import is_policy_judge
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +48,9 @@ def batch_arithmetic(config: Config) -> BatchArithmetic:
 def redraws(config: Config) -> bool:
     """Whether a step keeps sampling until its batch is full."""
     return config.sampling.dynamic and not config.sampling.dynamic_batch
+
+
+def judged_by_policy(config: Config) -> str:
+    """What the arithmetic leaves out if the policy is its own judge; empty if it is not."""
+    own = [entry.verifier for entry in config.reward.verifiers if is_policy_judge(entry.verifier)]
+    return f"{own[0]}: the policy also reads and judges each sample, which is not included" if own else ""

@@ -16,7 +16,7 @@ from dapo_rl.base.quote import printable
 from dapo_rl.config import Config
 from dapo_rl.data.overlap import check_apart
 from dapo_rl.errors import UserError
-from dapo_rl.lab.batch_arithmetic import BatchArithmetic, batch_arithmetic
+from dapo_rl.lab.batch_arithmetic import BatchArithmetic, batch_arithmetic, judged_by_policy
 from dapo_rl.lab.papers import PAPERS, Comparison, find_paper
 from dapo_rl.memory.report import MemoryReport, memory_json
 
@@ -33,6 +33,8 @@ class Report:
     arithmetic: BatchArithmetic
     memory: MemoryReport | None = None
     """Whether the recipe fits on a machine, if that was asked."""
+    note: str = ""
+    """What these numbers leave out."""
 
 
 def conformance(config: Config, memory: MemoryReport | None = None, paper: str | None = None) -> Report:
@@ -42,12 +44,14 @@ def conformance(config: Config, memory: MemoryReport | None = None, paper: str |
     chosen = find_paper(config, paper)
     rows = chosen.compare(config)
     why = "" if paper is not None else f"the recipe has {'a' if config.has_critic else 'no'} critic"
-    return Report(chosen.name, chosen.arxiv, why, _verdict(rows, chosen.name), rows, batch_arithmetic(config), memory)
+    arithmetic, note = batch_arithmetic(config), judged_by_policy(config)
+    return Report(chosen.name, chosen.arxiv, why, _verdict(rows, chosen.name), rows, arithmetic, memory, note)
 
 
 def conformance_json(report: Report) -> str:
     memory = None if report.memory is None else memory_json(report.memory)
-    return json.dumps(asdict(replace(report, memory=None)) | {"memory": memory}, indent=2)
+    rows = asdict(replace(report, memory=None)) | {"memory": memory}
+    return json.dumps({key: value for key, value in rows.items() if key != "note" or value}, indent=2)
 
 
 def print_conformance(report: Report, console: Console | None = None) -> None:
@@ -77,6 +81,8 @@ def print_conformance(report: Report, console: Console | None = None) -> None:
             console.print(Padding(text, (0, 0, 0, 2)))
     console.print()
     console.print(_arithmetic_table(report.arithmetic))
+    if report.note:
+        console.print(Text(_encodable(printable(report.note), console)))
     console.print()
     if report.memory is not None and report.memory.parts:
         machine = report.memory.machine

@@ -15,8 +15,9 @@ from dapo_rl.errors import UserError
 from dapo_rl.rewards.combined import CombinedVerifier, unique
 from dapo_rl.rewards.custom import SIGNATURES, CustomVerifier, curve_name, signature_of
 from dapo_rl.rewards.gym import GymVerifier
+from dapo_rl.rewards.judge.endpoint import EndpointJudge
 from dapo_rl.rewards.judge.judge_file import read_judge
-from dapo_rl.rewards.judge.verifier import JudgeVerifier
+from dapo_rl.rewards.judge.policy import PolicyJudge
 from dapo_rl.rewards.math import ExactVerifier, MathVerifier
 from dapo_rl.rewards.reward_model import GivenModel, ModelVerifier
 from dapo_rl.rewards.served import MixedVerifier, Served
@@ -132,7 +133,8 @@ def _build_one(name: str, settings: RewardSettings, curve: str, timeout_s: float
     if is_reward_model(name):
         return ModelVerifier(GivenModel(name.removeprefix(REWARD_MODEL)), settings, curve)
     if is_judge(name):
-        return JudgeVerifier(read_judge(Path(name)), settings, curve, name)
+        judge = read_judge(Path(name))
+        return (PolicyJudge if judge.is_policy else EndpointJudge)(judge, settings, curve, name)
     if ":" in name:
         return _from_callable(load_function(name), settings, timeout_s)
     if name not in VERIFIERS:

@@ -14,6 +14,7 @@ from types import TracebackType
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
+from dapo_rl.rewards.judge.policy import JudgingPolicy, PolicyJudge
 from dapo_rl.rewards.judge.verifier import JudgeVerifier, figures_of
 from dapo_rl.rewards.reward_model import GivenModel, ModelVerifier, Scorer
 from dapo_rl.rewards.served import MixedTicket, MixedVerifier, Served
@@ -54,6 +55,8 @@ class VerifierPool:
             self.note = "this platform cannot fork: the verifier runs in this process, without limits"
         self.state = AT_START
         """The progress of the run, for reward functions; calls submitted from now on get it."""
+        self.policy: JudgingPolicy | None = None
+        """What answers judges that are the policy, once there is an engine."""
         self._calls = None if local is None else _Calls(local, settings)
         self._workers: WorkerPool | None = None
         if local is not None and self.workers:
@@ -100,6 +103,13 @@ class VerifierPool:
         for each in self.served:
             if isinstance(each, ModelVerifier):
                 each.load(loader)
+
+    def use_policy(self, policy: JudgingPolicy) -> None:
+        """Judges that are the policy ask this one from now on."""
+        self.policy = policy
+        for each in self.served:
+            if isinstance(each, PolicyJudge):
+                each.use(policy)
 
     def release_memory(self) -> None:
         """Frees the memory of a GPU that reward models take, until they are needed again."""

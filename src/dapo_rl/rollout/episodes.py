@@ -7,12 +7,13 @@ all episodes of a group have ended, the verifier judges them. Without an environ
 Answers and verdicts are read a fixed number of engine polls after they were asked for, not when they happen to be
 ready. Every decision then depends only on the order of draws, polls and weight versions, so the same seed gives the
 same run. With `wait_for_verdicts: false` they are read as soon as they are ready, and the engine never waits for one.
+Verdicts of a judge that is the policy itself need the engine: they are read only when the caller asks for all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import CancelledError, Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
@@ -25,6 +26,7 @@ import numpy as np
 from dapo_rl.engines.protocol import Completion, Engine, Request
 from dapo_rl.envs import AtHand, OneTurn
 from dapo_rl.errors import NonFiniteError, StopRequested, UserError
+from dapo_rl.rewards.judge.policy import JudgingPolicy
 from dapo_rl.rollout.conversation import Conversation, Conversations
 from dapo_rl.rollout.in_flight import InFlightGroup, Unread
 from dapo_rl.rollout.lost_episodes import replay_lost
@@ -87,11 +89,13 @@ class Episodes:
         longest: int = 0,
         waits: bool = True,
         conversations: Conversations | None = None,
+        policy: JudgingPolicy | None = None,
     ) -> None:
         """`judge` gives the verdicts; None: the environment does. `request` returns the request for a draw of a prompt,
         always the same one; `longest` is the limit on new tokens. `conversations` are with the environment; None: an
-        episode is one turn."""
+        episode is one turn. `policy` answers its questions with the engine."""
         self._engine, self._judge, self.request, self.conversations = engine, judge, request, conversations
+        self.policy = policy
         self._waits, self._polls_to_wait = waits, max(LEAST_POLLS, int(longest * POLLS_PER_TOKEN))
         self._generating: dict[str, InFlightGroup] = {}
         self._stepping: dict[int, Step] = {}
@@ -105,6 +109,8 @@ class Episodes:
         self._news: SimpleQueue[int] = SimpleQueue()
         """The same since the last look, by any thread."""
         self._polls = 0
+        self._uncounted = 0
+        """Tokens of turns that ended when the engine was taken for judges."""
         self.submitted = False
         """Whether the engine holds the groups that generate."""
 
@@ -176,13 +182,13 @@ class Episodes:
             completions = self._engine.poll(timeout_s)
         if not completions and timeout_s is None and self._generating:
             raise RuntimeError(f"the engine returned nothing with {len(self._generating)} unfinished requests")
-        return self._arrived(completions)
+        return self._arrived(completions) + self._take_uncounted()
 
     def drain(self) -> int:
         """Takes all unfinished requests out of the engine, with their tokens. Samples may have finished since the last
         poll; returns their tokens."""
         if not self.submitted:
-            return 0
+            return self._take_uncounted()
         unfinished = {request.id: request for request in self._engine.take_unfinished()}
         completions = self._engine.poll(0.0)
         self.submitted = False
@@ -200,7 +206,18 @@ class Episodes:
                 flight.turns[name] = request
             else:
                 flight.request = request
+        return tokens + self._take_uncounted()
+
+    def _take_uncounted(self) -> int:
+        tokens, self._uncounted = self._uncounted, 0
         return tokens
+
+    def abandon(self) -> None:
+        """Leaves no work with the engine."""
+        self._engine.cancel(self.order)
+        self.remove(lambda flight: True)
+        if self.policy is not None:
+            self.policy.forget()
 
     def remove(self, unwanted: Callable[[InFlightGroup], bool]) -> list[InFlightGroup]:
         """Removes groups whose episodes have not all ended and that the engine does not hold; returns them in the order
@@ -376,7 +393,7 @@ class Episodes:
         if judge_all:  # what is due now stays due if `check` raises
             first = self._polls - self._polls_to_wait
             self._judging = {number: replace(step, poll=first) for number, step in self._judging.items()}
-        yield from self._finish(tuple(self._judging.values()) if judge_all else self._due(self._judging), check)
+        yield from self._finish(self._to_read(judge_all), check)
         self._take_answers(self._due(self._stepping), check)
         if judge_all:  # those answers may have ended groups
             yield from self._finish(tuple(self._judging.values()), check)
@@ -386,7 +403,25 @@ class Episodes:
                 yield from self._finish(tuple(self._judging.values()), check)
                 break  # the caller may have had enough
 
+    def _to_read(self, judge_all: bool) -> Sequence[Step]:
+        """The groups whose verdicts are read now. Those that the policy gives are all read together."""
+        if judge_all:
+            return tuple(self._judging.values())
+        return self._due(self._judging) if self.policy is None else ()
+
+    def _ask_policy(self, check: Callable[[], None]) -> None:
+        """Takes all samples out of the engine for as long as judges need it."""
+        if self.policy is None or not self.policy.has_questions:
+            return
+        held = self.submitted
+        self._uncounted = self.drain()  # with those of before
+        self.policy.answer(check)
+        if held:
+            self.resume()
+
     def _finish(self, due: Sequence[Step], check: Callable[[], None]) -> Iterator[Group]:
+        if due:
+            self._ask_policy(check)
         for step in due:
             verdicts = await_answers(step.answers, check)
             del self._judging[step.number], self._held[step.flight.draw]
@@ -448,6 +483,8 @@ class Episodes:
     def pause(self) -> tuple[Unread, ...]:
         """Removes the groups that are with the verifier, with the verdicts that are computed within a few seconds.
         Those with environments stay."""
+        if self.policy is not None:
+            self.policy.forget()
         steps, self._judging = tuple(self._judging.values()), {}
         for step in steps:
             del self._held[step.flight.draw]
@@ -505,7 +542,7 @@ def await_answers(pending: Pending, check: Callable[[], None] = check_nothing) -
 def _verdicts_of(pending: Pending) -> tuple[Verdict, ...] | None:
     """The verdicts, if they are ready; otherwise they are given up."""
     if pending.done():
-        with suppress(UserError, StopRequested):  # a verifier that cannot judge at all says so again
+        with suppress(UserError, StopRequested, CancelledError):  # a verifier that cannot judge at all says so again
             return tuple(pending.result())
     else:
         for future in _futures(pending):

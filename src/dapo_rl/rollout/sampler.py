@@ -34,6 +34,7 @@ from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.rollout.environment_failures import check_failures
 from dapo_rl.rollout.episodes import Episodes, check_nothing
 from dapo_rl.rollout.group_filter import Grading, GroupFilter, has_spread, outcome_of
+from dapo_rl.rollout.policy_answers import policy_of
 from dapo_rl.rollout.sampler_state import SamplerState
 from dapo_rl.rollout.saved_episodes import Restarted, SavedFlight
 from dapo_rl.rollout.staleness import Ahead, may_start
@@ -103,6 +104,7 @@ class Sampler:
             longest=settings.max_new_tokens,
             waits=settings.wait_for_verdicts,
             conversations=conversations,
+            policy=policy_of(verifier),
         )
         self._restarted = Restarted()
         self._admission = Admission()
@@ -347,7 +349,7 @@ class Sampler:
         self._judge_due(builder)
 
     def _judge_due(self, builder: BatchBuilder) -> None:
-        waits = self._settings.wait_for_verdicts
+        waits = self._settings.wait_for_verdicts or self._episodes.policy is not None
         self._judge(builder, everything=not self._episodes.generating or (waits and self._could_be_full(builder)))
 
     def _could_be_full(self, builder: BatchBuilder) -> bool:
@@ -406,6 +408,8 @@ class Sampler:
     def _late_verdicts(self, builder: BatchBuilder) -> str | None:
         """Tells once that the engine waits for verdicts, if it does so for a good part of a step."""
         waited, worked = builder.verify_seconds, builder.generate_seconds
+        if self._episodes.policy is not None:  # the engine has worked for them
+            return None
         if self._told_of_waiting or not self._settings.wait_for_verdicts or waited < max(LONG_WAIT_S, worked / 4):
             return None
         self._told_of_waiting = True

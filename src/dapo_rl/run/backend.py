@@ -40,6 +40,8 @@ class LoadedModel:
     tokenizer: Any
     longest: int
     """Tokens of the longest possible sample."""
+    context: int
+    """Tokens of the longest request to the engine, with those of judges."""
     dtype: torch.dtype
     save_dtype: torch.dtype
 
@@ -125,7 +127,7 @@ def build_local_engine(
         loaded.tokenizer,
         config.sampling,
         loaded.dtype,
-        loaded.longest,
+        loaded.context,
         copies=sampled is model,
         kv_bytes=plan.kv_bytes,
         releases_memory=plan.time_share,
@@ -164,7 +166,7 @@ class RayBackend(Backend):
         plan = replace(policy.planned(), time_share=takes_turns(config, device))
         critic = DistributedCritic(policy) if config.has_critic else None
         named = config.engine if self._inputs.engine is None else self._inputs.engine
-        how = (tokenizer, device, loaded.dtype, longest, display.note)
+        how = (tokenizer, device, loaded.dtype, loaded.context, display.note)
         engine = build_engine_pool(_with_cache(config, plan), named, model, policy.weights(), *how)
         resources.callback(engine.close)
         return Workers(engine, policy, critic, plan, policy.restart)

@@ -25,6 +25,7 @@ from dapo_rl.rewards.trainer_state import SavedRewardState
 from dapo_rl.rollout.build_conversations import build_conversations, untold_tools
 from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.rollout.episodes import check_nothing
+from dapo_rl.rollout.policy_answers import longest_question, use_as_judge
 from dapo_rl.rollout.reward_model import load_reward_models
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.run.backend import Backend, LoadedModel, RayBackend
@@ -156,12 +157,12 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
         train_prompts, eval_prompts = prompt_sets(config, inputs, tokenizer, verifier, environments)
         notes.append(shared_prompts(train_prompts, eval_prompts, tuple(sources.values())))
         device = backend.device()
+        longest = longest_sample(config, model, train_prompts, eval_prompts, has_environment=environments is not None)
         loaded = LoadedModel(
             model=model,
             tokenizer=tokenizer,
-            longest=longest_sample(
-                config, model, train_prompts, eval_prompts, has_environment=environments is not None
-            ),
+            longest=longest,
+            context=longest_question(verifier, tokenizer, config, model, longest),
             dtype=compute_dtype(config.model, device),
             save_dtype=saved_dtype(config.model, stored),
         )
@@ -171,6 +172,7 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
         )
         workers = backend.build(config, loaded, losses, resources, display)
         policy, critic = workers.policy, workers.critic
+        use_as_judge(verifier, workers.engine, tokenizer, config, loaded.context)
         stream = build_stream(config, train_prompts, model, display)
         conversations = None
         if environments is not None:

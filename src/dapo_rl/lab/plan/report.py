@@ -14,8 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from dapo_rl.base.format import count, duration, gib
+from dapo_rl.base.quote import printable
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
+from dapo_rl.lab.batch_arithmetic import judged_by_policy
 from dapo_rl.lab.plan.layout import GpuMemory
 from dapo_rl.lab.plan.planning import LIMITS, Question, RunPlan, limiting, plan_run
 from dapo_rl.lab.plan.rates import ERROR, MEASURED_ON, find_gpu
@@ -66,6 +68,8 @@ def print_plan(plan: RunPlan, console: Console | None = None) -> None:
             "between GPUs is estimated from data sheets. Evaluations and checkpoints are not included."
         )
     )
+    if note := judged_by_policy(question.config):
+        console.print(Text(printable(note)))
 
 
 def _print_memory(console: Console, title: str, memory: GpuMemory) -> None:

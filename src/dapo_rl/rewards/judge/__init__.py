@@ -1,1 +1,1 @@
-"""A judge: a language model behind an OpenAI-compatible endpoint that marks responses."""
+"""A judge: a language model that marks responses, behind an OpenAI-compatible endpoint or the policy itself."""

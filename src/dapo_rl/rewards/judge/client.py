@@ -19,20 +19,11 @@ class JudgeReply(NamedTuple):
 
 class Client:
     def __init__(self, settings: JudgeSettings) -> None:
-        self._settings = settings
         self._url = settings.endpoint.rstrip("/") + "/chat/completions"
         how: dict[str, Any] = {"timeout_s": settings.timeout_s, "retries": settings.retries}
         self._http = HttpClient(**how, api_key=settings.api_key)
         self.closing = self._http.closing
         """Ends the waiting between retries."""
-
-    def body(self, prompt: str) -> dict[str, Any]:
-        """The request: all that the reply depends on."""
-        settings = self._settings
-        limits = {"temperature": settings.temperature, "max_tokens": settings.max_tokens}
-        messages = [{"role": "user", "content": prompt}]
-        given = {name: value for name, value in limits.items() if value is not None}
-        return {"model": settings.model, "messages": messages, **given}
 
     def ask(self, body: dict[str, Any], begin: Callable[[], None]) -> JudgeReply:
         """The reply, after retries, or CallError. `begin` is called before each request; it raises to end this."""

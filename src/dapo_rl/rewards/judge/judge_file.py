@@ -15,7 +15,7 @@ from dapo_rl.base.placeholders import fault_of_names, filled
 from dapo_rl.base.quote import one_line, shown
 from dapo_rl.base.reading import read_bytes
 from dapo_rl.base.suggest import did_you_mean, nearest, nearest_path
-from dapo_rl.choices import VERIFIERS
+from dapo_rl.choices import VERIFIERS, is_judge
 from dapo_rl.config.recipe import parse_yaml
 from dapo_rl.config.section import Section
 from dapo_rl.errors import UserError
@@ -23,6 +23,8 @@ from dapo_rl.errors import UserError
 MOST_BYTES = 256 << 10
 FIELDS = ("prompt", "response", "truth")
 """What a template may name in braces."""
+POLICY = "policy"
+"""The endpoint of a judge that is the run's own model."""
 _SWITCHES = {True: ("yes", "true", "on"), False: ("no", "false", "off")}
 """Words that YAML reads as true and false."""
 
@@ -36,8 +38,9 @@ class Budget(Section):
 
 class JudgeSettings(Section):
     endpoint: str
-    """The base URL of an OpenAI-compatible server, for example `https://api.openai.com/v1`."""
-    model: str
+    """The base URL of an OpenAI-compatible server, for example `https://api.openai.com/v1`, or `policy`: the run's own
+    engine answers, with its current weights."""
+    model: str = ""
     """The name of the model there."""
     prompt: str
     """What the judge is asked, with {prompt}, {response} and {truth} in the places of these texts."""
@@ -50,9 +53,9 @@ class JudgeSettings(Section):
     api_key_env: str | None = None
     """The environment variable that has the key."""
     temperature: float | None = Field(0.0, ge=0)
-    """none: the server's default."""
+    """none: the server's default; of the policy, that of the run."""
     max_tokens: int | None = Field(1024, ge=1)
-    """none: the server's default."""
+    """none: the server's default; of the policy, that of the run."""
     retries: int = Field(4, ge=0)
     """How often a call that fails is made again."""
     timeout_s: float = Field(60.0, gt=0)
@@ -67,8 +70,19 @@ class JudgeSettings(Section):
     """A built-in verifier whose verdicts are compared with the judge's, for the log."""
 
     @property
+    def is_policy(self) -> bool:
+        return self.endpoint == POLICY
+
+    @property
     def needs_answer(self) -> bool:
         return "{truth}" in self.prompt
+
+    def request(self, prompt: str) -> dict[str, Any]:
+        """The body of a request: all that the reply depends on, except the weights of the model."""
+        limits = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        messages = [{"role": "user", "content": prompt}]
+        given = {name: value for name, value in limits.items() if value is not None}
+        return {"model": self.model, "messages": messages, **given}
 
     def api_key(self) -> str | None:
         return key_in(self.api_key_env)
@@ -81,9 +95,12 @@ def read_judge(path: Path) -> JudgeSettings:
         listed = f"a judge has {', '.join(JudgeSettings.model_fields)}"
         hint = did_you_mean(nearest(unknown[0], JudgeSettings.model_fields), listed)
         raise UserError(f"{path}: no key {shown(unknown[0])}{hint}")
+    of_policy = settings.get("endpoint") == POLICY
     for key in ("endpoint", "model", "prompt", "parse"):
-        if key not in settings:
+        if key not in settings and not (of_policy and key in _OF_SERVERS):
             raise UserError(f"{path}: no {key}; {_NEEDED[key]}")
+    if of_policy and (given := [key for key in _OF_SERVERS if key in settings]):
+        raise UserError(f"{path}: {given[0]}: endpoint: policy has {_OF_SERVERS[given[0]]}; leave it out")
     if isinstance(scale := settings.get("scale"), Mapping):
         settings["scale"] = {word: score for key, score in scale.items() for word in _SWITCHES.get(key, (str(key),))}
     try:
@@ -93,7 +110,7 @@ def read_judge(path: Path) -> JudgeSettings:
         where = ".".join(part for part in map(str, first["loc"]) if part not in ("bool", "str", "dict[str,str]"))
         raise UserError(f"{path}: {where}: {shown(first['input'])}: {one_line(first['msg'])}") from None
     for key, fault in (
-        ("endpoint", fault_of_url(judge.endpoint)),
+        ("endpoint", "" if of_policy else fault_of_url(judge.endpoint)),
         ("prompt", _fault_of_prompt(judge.prompt)),
         ("parse", fault_of_parse(judge.parse)),
         ("scale", _fault_of_scale(judge.scale)),
@@ -103,11 +120,29 @@ def read_judge(path: Path) -> JudgeSettings:
             raise UserError(f"{path}: {key}: {fault}")
     if judge.api_key_env is not None and not judge.api_key():
         raise UserError(f"{path}: api_key_env: the environment variable {judge.api_key_env} is not set")
-    return judge
+    return judge.model_copy(update={"cache": False}) if of_policy else judge
 
 
+def is_policy_judge(verifier: str) -> bool:
+    """Whether a verifier is a judge that is the policy, as far as its file can be read."""
+    if not is_judge(verifier):
+        return False
+    try:
+        return _mapping(Path(verifier)).get("endpoint") == POLICY
+    except UserError:
+        return False
+
+
+_OF_SERVERS = {
+    "model": "the model of the run",
+    "api_key_env": "no key",
+    "timeout_s": "no time limit",
+    "concurrency": "the whole engine",
+    "cache": "no file of replies, as they hold for one version of the weights",
+}
+"""Keys that only a server needs, and what the policy has instead."""
 _NEEDED = {
-    "endpoint": "give the base URL of an OpenAI-compatible server, such as http://localhost:8000/v1",
+    "endpoint": "give the base URL of an OpenAI-compatible server, such as http://localhost:8000/v1, or policy",
     "model": "give the name of the model on the server",
     "prompt": "give what the judge is asked, with {prompt} and {response}",
     "parse": "give a regular expression with one group, or {json: KEY}",

@@ -61,6 +61,11 @@ class JudgeRecord:
         with self._lock:
             return self._replies.get(key)
 
+    def forget_replies(self) -> None:
+        """The model has other weights now."""
+        with self._lock:
+            self._replies.clear()
+
     def begin_call(self) -> None:
         """Counts a call that is about to be made, or raises VerifierStopError."""
         budget = self._settings.budget

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dapo_rl.base.http_client import CallError
-from dapo_rl.base.quote import describe, printable, shorten
+from dapo_rl.base.quote import printable, shorten
 from dapo_rl.config import RewardSettings
-from dapo_rl.errors import UserError, VerifierStopError
+from dapo_rl.errors import UserError
 from dapo_rl.rewards.custom import DEFAULT_THRESHOLD
-from dapo_rl.rewards.judge.client import Client
 from dapo_rl.rewards.judge.judge_file import JudgeSettings, rendered
 from dapo_rl.rewards.judge.reading import NoMarkError, score_of
 from dapo_rl.rewards.judge.record import JudgeRecord, key_of
@@ -25,7 +22,7 @@ from dapo_rl.rewards.validation import failure, fault_of_score
 from dapo_rl.types import Prompt, RewardPart, Trajectory, Verdict, VerdictStatus
 
 
-class _Mark(NamedTuple):
+class Mark(NamedTuple):
     """A judge's score of a response, or why there is none."""
 
     score: float = 0.0
@@ -40,6 +37,8 @@ class JudgeCounts:
     calls: int = 0
     cached: int = 0
     errors: int = 0
+    tokens: int = 0
+    """Of the policy alone, which has spent the time of the run's engine on them."""
     seconds: float = 0.0
     compared: int = 0
     agreed: int = 0
@@ -60,12 +59,18 @@ class JudgeVerifier(Served):
     def __init__(self, judge: JudgeSettings, settings: RewardSettings, name: str, file: str) -> None:
         self.judge, self.settings, self.name, self.file = judge, settings, name, file
         self.needs_answer, self.agree_with = judge.needs_answer, judge.agree_with
-        self._client, self._record = Client(judge), JudgeRecord(judge, file, name)
+        self._record = JudgeRecord(judge, file, name)
         self._lock = threading.Lock()
-        self._asked: dict[str, Future[_Mark]] = {}
+        self._asked: dict[str, Future[Mark]] = {}
         """The calls being made, by their keys: equal requests share one."""
         self._counts = JudgeCounts()
-        self._pool: ThreadPoolExecutor | None = None
+
+    def _call(self, key: str, body: dict[str, Any]) -> Future[Mark]:
+        """Asks the judge, or sees to it that it is asked."""
+        raise NotImplementedError
+
+    def finish(self, marks: Sequence[Future[Mark]]) -> None:
+        """Sees to it that the marks come, for callers that wait for them."""
 
     def begin(self, directory: Path) -> None:
         self._record.begin(directory)
@@ -78,7 +83,7 @@ class JudgeVerifier(Served):
             )
         return Marks(self, [self._ask(rendered(self.judge.prompt, *_texts(prompt, each), truth)) for each in samples])
 
-    def verdict(self, mark: _Mark) -> Verdict:
+    def verdict(self, mark: Mark) -> Verdict:
         if mark.fault:
             self._count(JudgeCounts(errors=1))
             status: VerdictStatus = "timeout" if mark.slow else "error"
@@ -100,14 +105,8 @@ class JudgeVerifier(Served):
     def stopped(self) -> str:
         return self._record.stopped
 
-    def close(self) -> None:
-        """Ends waiting; calls being made end first, and their replies are kept."""
-        self._client.closing.set()
-        if self._pool is not None:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def _ask(self, text: str) -> Future[_Mark]:
-        body = self._client.body(text)
+    def _ask(self, text: str) -> Future[Mark]:
+        body = self.judge.request(text)
         key = key_of(body)
         with self._lock:
             if (asked := self._asked.get(key)) is not None and not asked.cancelled():
@@ -115,60 +114,25 @@ class JudgeVerifier(Served):
                 return asked
             if (reply := self._record.reply(key)) is not None:
                 self._counts.cached += 1
-                ready: Future[_Mark] = Future()
+                ready: Future[Mark] = Future()
                 ready.set_result(self._mark(reply))
                 return ready
-            if self._pool is None:
-                self._pool = ThreadPoolExecutor(self.judge.concurrency, "judge")
-            future = self._asked[key] = self._pool.submit(self._call, key, body)
+            future = self._asked[key] = self._call(key, body)
         future.add_done_callback(lambda _: self._forget(key, future))
         return future
 
-    def _forget(self, key: str, future: Future[_Mark]) -> None:
+    def _forget(self, key: str, future: Future[Mark]) -> None:
         with self._lock:
             if self._asked.get(key) is future:
                 del self._asked[key]
 
-    def _call(self, key: str, body: dict[str, Any]) -> _Mark:
-        """In a thread of the pool. Raises VerifierStopError alone."""
-        mark = _Mark()
-        for _ in range(self.judge.retries + 1):
-            try:
-                mark = self._called(key, body)
-            except VerifierStopError as error:
-                self._record.stopped = str(error)
-                raise
-            except CallError as error:
-                return _Mark(fault=str(error), slow=error.slow)
-            except Exception as error:
-                return _Mark(fault=describe(error))
-            if not mark.fault or not self.judge.temperature or self._client.closing.is_set():
-                break  # without randomness the reply would be the same
-        return mark
-
-    def _called(self, key: str, body: dict[str, Any]) -> _Mark:
-        started, made = time.monotonic(), 0
-
-        def begin() -> None:
-            nonlocal made
-            self._record.begin_call()
-            made += 1
-
-        try:
-            reply = self._client.ask(body, begin)
-        finally:
-            self._count(JudgeCounts(calls=made, seconds=time.monotonic() - started))
-        mark = self._mark(reply.text)
-        self._record.end_call(key, None if mark.fault else reply.text, reply.tokens)
-        return mark
-
-    def _mark(self, reply: str) -> _Mark:
+    def _mark(self, reply: str) -> Mark:
         try:
             score = score_of(reply, self.judge.parse, self.judge.scale)
         except NoMarkError as error:
-            return _Mark(fault=str(error))
+            return Mark(fault=str(error))
         fault = fault_of_score(score)
-        return _Mark(score, f"its mark {fault}" if fault else "")
+        return Mark(score, f"its mark {fault}" if fault else "")
 
     def _count(self, counts: JudgeCounts) -> None:
         with self._lock:
@@ -180,7 +144,7 @@ class Marks:
     """The verdicts on the samples of a group, while the judge is asked for them."""
 
     verifier: JudgeVerifier
-    futures: Sequence[Future[_Mark]]
+    futures: Sequence[Future[Mark]]
     _verdicts: tuple[Verdict, ...] = ()
 
     def done(self) -> bool:
@@ -188,6 +152,7 @@ class Marks:
 
     def result(self) -> Sequence[Verdict]:
         if not self._verdicts:
+            self.verifier.finish(self.futures)
             marks = [future.result() for future in self.futures]
             self._verdicts = tuple(map(self.verifier.verdict, marks))
         return self._verdicts
@@ -200,7 +165,8 @@ def figures_of(judges: Sequence[JudgeVerifier]) -> dict[str, float]:
     counts = JudgeCounts()
     for judge in judges:
         counts.add(judge.take_counts())
-    return counts.figures()
+    own = {"judge/tokens": counts.tokens} if any(judge.judge.is_policy for judge in judges) else {}
+    return counts.figures() | own
 
 
 def _texts(prompt: Prompt, sample: Trajectory) -> tuple[str, str]:

@@ -1,0 +1,66 @@
+"""A judge behind an OpenAI-compatible endpoint, which is asked by threads."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from dapo_rl.base.http_client import CallError
+from dapo_rl.base.quote import describe
+from dapo_rl.config import RewardSettings
+from dapo_rl.errors import VerifierStopError
+from dapo_rl.rewards.judge.client import Client
+from dapo_rl.rewards.judge.judge_file import JudgeSettings
+from dapo_rl.rewards.judge.verifier import JudgeCounts, JudgeVerifier, Mark
+
+
+class EndpointJudge(JudgeVerifier):
+    def __init__(self, judge: JudgeSettings, settings: RewardSettings, name: str, file: str) -> None:
+        super().__init__(judge, settings, name, file)
+        self._client = Client(judge)
+        self._pool: ThreadPoolExecutor | None = None
+
+    def close(self) -> None:
+        """Ends waiting; calls being made end first, and their replies are kept."""
+        self._client.closing.set()
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _call(self, key: str, body: dict[str, Any]) -> Future[Mark]:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self.judge.concurrency, "judge")
+        return self._pool.submit(self._reply_in_thread, key, body)
+
+    def _reply_in_thread(self, key: str, body: dict[str, Any]) -> Mark:
+        """In a thread of the pool. Raises VerifierStopError alone."""
+        mark = Mark()
+        for _ in range(self.judge.retries + 1):
+            try:
+                mark = self._called(key, body)
+            except VerifierStopError as error:
+                self._record.stopped = str(error)
+                raise
+            except CallError as error:
+                return Mark(fault=str(error), slow=error.slow)
+            except Exception as error:
+                return Mark(fault=describe(error))
+            if not mark.fault or not self.judge.temperature or self._client.closing.is_set():
+                break  # without randomness the reply would be the same
+        return mark
+
+    def _called(self, key: str, body: dict[str, Any]) -> Mark:
+        started, made = time.monotonic(), 0
+
+        def begin() -> None:
+            nonlocal made
+            self._record.begin_call()
+            made += 1
+
+        try:
+            reply = self._client.ask(body, begin)
+        finally:
+            self._count(JudgeCounts(calls=made, seconds=time.monotonic() - started))
+        mark = self._mark(reply.text)
+        self._record.end_call(key, None if mark.fault else reply.text, reply.tokens)
+        return mark
