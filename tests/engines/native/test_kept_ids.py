@@ -173,7 +173,7 @@ def test_kept_ids_are_in_the_memory_of_the_cache():
     # 64 sequences of 960 tokens, with as many bytes for kept ids as for keys and values.
     assert KVBudget(2**21, 16, 64, cpu, 16).layout(900) == CacheLayout(960, 64, 64, whole=True)
     for device in (cpu, cuda):
-        for nbytes in (2**19, 2**20, 2**22, 2**26):
+        for nbytes in (400_000, 2**19, 2**20, 2**22, 2**26):
             for kept in (4, 64, 1024):
                 budget = KVBudget(nbytes, 256, 64, device, kept)
                 if not budget.slots(960):
