@@ -5,6 +5,8 @@ import pytest
 from dapo_rl import Config, UserError
 from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.lab.check import conformance
+from dapo_rl.memory.check import memory_report
+from dapo_rl.memory.report import GIB, Memory
 
 KEEPS = {"sampling.keep_mask": True}
 
@@ -44,6 +46,18 @@ def test_engines_are_told(top_k):
 
 def test_an_engine_of_ones_own_may_return_them():
     Config.build(KEEPS | {"sampling.top_k": 8, "engine": "mine.py:Engine"})
+
+
+def test_the_memory_of_kept_ids_is_counted():
+    """Of four sequences and the padding row's, and of the tokens of a micro-batch: 4 · 8 bytes each."""
+    parts = []
+    for keeps in (False, True):
+        settings = {"sampling.top_k": 8, "sampling.keep_mask": keeps, "sampling.max_batch": 4, "model.dtype": "float32"}
+        config = Config.build({**settings, "sampling.max_new_tokens": 100, "data.max_prompt_tokens": 28})
+        report = memory_report(config, Memory("a GPU", "cuda", 24 * GIB, here=False))
+        parts.append({part.name: part.bytes for part in report.parts})
+    assert parts[1]["KV cache"] - parts[0]["KV cache"] == (4 + 1) * 128 * 32
+    assert parts[1]["activations"] - parts[0]["activations"] == 16_384 * 32  # train.token_budget
 
 
 def test_a_check_of_the_recipe_recommends_it():
