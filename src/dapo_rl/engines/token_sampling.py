@@ -74,7 +74,7 @@ class DrawParams:
             top_k_B=torch.tensor([row.top_k for row in rows], dtype=torch.int64, device=device),
             min_p_B=torch.tensor([row.min_p for row in rows], dtype=torch.float32, device=device),
             truncates=any(row.truncates for row in rows),
-            keeps_B=torch.tensor([row.keep_mask for row in rows], device=device),
+            keeps_B=torch.tensor([row.keep_mask for row in rows], dtype=torch.bool, device=device),
             most_kept=max((row.most_kept for row in rows), default=0),
         )
 
