@@ -75,9 +75,10 @@ class PlainEngine:
         how = DrawParams.of([request.params for request, _ in samples])
         keys = row_keys([(request.seed, partial.index) for request, partial in samples])
         positions = torch.tensor([len(partial.token_ids) for _, partial in samples])
-        tokens, logps = draw_tokens(logits[torch.arange(len(samples)), ends], uniforms(keys, positions), how)
-        for (request, partial), token, logp in zip(samples, tokens, logps, strict=True):
-            yield request, partial.then(np.int32([token]), np.float32([logp]), self.version)
+        drawn = draw_tokens(logits[torch.arange(len(samples)), ends], uniforms(keys, positions), how)
+        for (request, partial), token, logp, kept in zip(samples, *drawn, strict=True):
+            more = {"kept_ids": kept[None].numpy()} if request.params.keep_mask else {}
+            yield request, partial.then(np.int32([token]), np.float32([logp]), self.version, **more)
 
     def _one_more(self, request, partial):
         """The sample with its finish reason, or None if it is unfinished."""

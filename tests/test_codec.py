@@ -39,6 +39,8 @@ def trajectories(draw):
         more["teacher_logps"] = column(st.floats(-9, 0, width=32)).astype(np.float32)
     if draw(st.booleans()):
         more["routing"] = np.arange(count * 6, dtype=np.int16).reshape(count, 3, 2)
+    if draw(st.booleans()):
+        more["kept_ids"] = np.arange(-1, count * 3 - 1, dtype=np.int32).reshape(count, 3)
     return Trajectory(
         column(st.integers(0, 99)).astype(np.int32),
         column(st.integers(-9, 0)),
@@ -157,3 +159,13 @@ def test_a_column_that_nobody_knows_reaches_a_worker_a_checkpoint_and_the_rollou
     (row,) = pq.read_table(tmp_path / "step.parquet").to_pylist()
     assert row["teacher_logps"] == [-0.5, -0.25]
     assert row["routing"] == tokens["routing"].tolist()
+
+
+def test_kept_ids_reach_a_checkpoint_and_not_the_rollout_log(tmp_path):
+    """With a limit of 256 ids they would be a hundred times as long as all the rest."""
+    sample = Trajectory([1, 2], -1.0, "a", "stop", kept_ids=[[1, 5, -1], [2, -1, -1]])
+    write_trajectories(tmp_path, [sample, Trajectory.nothing(1)])
+    assert read_trajectories(tmp_path, 9, 9) == [sample, Trajectory.nothing(1)]
+    group = Group(0, Prompt("p", "?", [5]), (sample,), (Verdict(1.0, True, "correct"),))
+    write_table(tmp_path / "step.parquet", 1, [GroupRow(group, "kept")])
+    assert "kept_ids" not in pq.read_schema(tmp_path / "step.parquet").names

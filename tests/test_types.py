@@ -26,6 +26,8 @@ def test_sequences_and_single_values_become_arrays_of_one_length():
         ({"logps": [-1.0]}, r"Trajectory.logps has the shape \[1\], not \[2\]"),
         ({"versions": [1, 2, 3]}, r"Trajectory.versions has the shape \[3\], not \[2\]"),
         ({"mask": [[True, True]]}, r"Trajectory.mask has the shape \[1, 2\], not \[2\]"),
+        ({"kept_ids": [1, 2]}, r"Trajectory.kept_ids has the shape \[2\], not \[2, K\]"),
+        ({"kept_ids": [[1, 2]]}, r"Trajectory.kept_ids has the shape \[1, 2\], not \[2, K\]"),
         ({"token_ids": 5}, r"Trajectory.token_ids has the shape \[\], not \[None\]"),
         ({"token_ids": [5.5, 6]}, r"Trajectory.token_ids has numbers that are not whole"),
     ],
@@ -55,13 +57,15 @@ def test_tokens_that_count_in_the_loss():
 @pytest.mark.parametrize("versions", [[], [4], [2, 2, 5], [5, 2]])
 def test_tokens_of_the_environment_have_the_last_version_and_no_log_probability(versions):
     tokens = len(versions)
-    turn = Trajectory(np.arange(tokens), [-0.5] * tokens, versions=versions, values=np.ones(tokens, np.float32))
+    kept = {"kept_ids": np.zeros((tokens, 3), np.int32)}
+    turn = Trajectory(np.arange(tokens), [-0.5] * tokens, versions=versions, values=np.ones(tokens, np.float32), **kept)
     after = turn.then_observed([40, 41])
     last = versions[-1] if versions else 0
     assert after.token_ids.tolist() == [*range(tokens), 40, 41]
     assert after.versions.tolist() == [*versions, last, last]
     assert after.logps.tolist() == [-0.5] * tokens + [0, 0]
     assert after["values"].tolist() == [1] * tokens + [0, 0]
+    assert after["kept_ids"].tolist() == [[0, 0, 0]] * tokens + [[-1, -1, -1]] * 2
     assert after.mask.tolist() == [True] * tokens + [False] * 2
     assert turn.versions.tolist() == versions, "the turn itself is as it was"
 

@@ -34,6 +34,8 @@ class EngineSpec:
     """The share of a GPU's memory that it reserves for its weights and KV cache, if it manages both itself."""
     loads_from_disk: bool = False
     """Whether it reads the model from files, so that it needs no copy on the GPU to start from."""
+    keeps_mask: bool = True
+    """Whether it can return the tokens that truncation kept (`sampling.keep_mask`)."""
     is_reference: bool = False
     """Whether it runs the model's own forward pass unchanged: a remedy for a mismatch with the trainer."""
 
@@ -57,6 +59,7 @@ ENGINES: dict[str, EngineSpec] = {
         casts_weights=True,
         gpu_share=0.4,
         loads_from_disk=True,
+        keeps_mask=False,
     ),
 }
 """By the name that the setting `engine` gives; it also accepts a user-defined class."""

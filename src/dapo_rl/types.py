@@ -47,8 +47,9 @@ def _same(mine: Any, other: Any) -> bool:
     return bool(mine == other)
 
 
-def _array(owner: str, values: Any, dtype: Any, length: int | None) -> Array:
-    """Values as an array with one entry per token. A single value applies to all tokens if their number is known."""
+def _array(owner: str, values: Any, dtype: Any, length: int | None, wide: bool = False) -> Array:
+    """Values as an array with one entry per token, or one row if it is `wide`. A single value applies to all tokens if
+    their number is known."""
     given = np.asarray(values)
     if dtype is not None:
         if given.dtype.kind == "f" and given.size and np.issubdtype(dtype, np.integer):
@@ -56,8 +57,8 @@ def _array(owner: str, values: Any, dtype: Any, length: int | None) -> Array:
         given = given.astype(dtype, copy=False)
     if given.ndim == 0 and length is not None:
         given = np.full(length, given)
-    if given.ndim == 0 or length not in (None, len(given)) or (dtype is not None and given.ndim > 1):
-        raise ValueError(f"{owner} has the shape {list(given.shape)}, not [{length}]")
+    if given.ndim == 0 or length not in (None, len(given)) or (dtype is not None and given.ndim != 1 + wide):
+        raise ValueError(f"{owner} has the shape {list(given.shape)}, not [{length}{', K' * wide}]")
     return given
 
 
@@ -101,12 +102,15 @@ COLUMNS: dict[str, Any] = {
     "train_logps": np.float32,
     "entropies": np.float32,
     "clipped": np.int8,
+    "kept_ids": np.int32,
 }
-"""The columns that the package itself uses, with one number per token. A column with another name keeps its type, and
-may have any trailing shape.
+"""The columns that the package itself uses, with one number per token; `kept_ids` has K. A column with another name
+keeps its type, and may have any trailing shape.
 
-- `logps`: the log-probability under the policy that sampled the token, at the sampling temperature, before truncation;
-  0 for tokens of an environment
+- `logps`: the log-probability under the policy that sampled the token, at the sampling temperature, before truncation,
+  or after it with `kept_ids`; 0 for tokens of an environment
+- `kept_ids`: with `sampling.keep_mask`, the tokens that truncation kept at the token's position, the most likely first,
+  then −1; only −1 for tokens of an environment
 - `versions`: the version of the weights that generated the token
 - `mask`: whether the policy wrote the token; tokens of an environment are context only
 - `loss_mask`: whether the token is in the loss and in its denominator
@@ -117,6 +121,9 @@ may have any trailing shape.
 - `train_logps`, `entropies`, `clipped`: of the last update pass; `clipped` is the bound that clipped the gradient
   (0 none, 1 upper, 2 lower, 3 dual clip)
 """
+
+
+KEPT_IDS = "kept_ids"
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,11 +240,15 @@ class Trajectory(Record):
         return self.replace(columns={name: np.concatenate([array, more[name]]) for name, array in self.columns.items()})
 
     def then_observed(self, token_ids: Any) -> Trajectory:
-        """A copy with tokens of the environment appended. Other columns than the policy's own are 0 there."""
+        """A copy with tokens of the environment appended. Other columns than the policy's own are 0 there, and
+        `kept_ids` −1."""
         ids = _array("Trajectory.token_ids", token_ids, np.int32, None)
         version = int(self.versions[-1]) if len(self.versions) else 0
         new = {"token_ids": ids, "versions": np.full(len(ids), version, np.int32)}
-        zeros = {name: np.zeros((len(ids), *array.shape[1:]), array.dtype) for name, array in self.columns.items()}
+        zeros = {
+            name: np.full((len(ids), *array.shape[1:]), -1 if name == KEPT_IDS else 0, array.dtype)
+            for name, array in self.columns.items()
+        }
         return self.replace(
             columns={name: np.concatenate([array, (zeros | new)[name]]) for name, array in self.columns.items()}
         )
@@ -307,7 +318,7 @@ def _columns(given: Mapping[str, Any], length: int) -> dict[str, Array]:
     if taken := [name for name in given if name not in COLUMNS and hasattr(Trajectory, name)]:
         raise ValueError(f"Trajectory.{taken[0]} is not a column")
     return {
-        name: _array(f"Trajectory.{name}", values, COLUMNS.get(name), length)
+        name: _array(f"Trajectory.{name}", values, COLUMNS.get(name), length, name == KEPT_IDS)
         for name, values in given.items()
         if values is not None
     }

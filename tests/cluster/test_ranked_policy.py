@@ -95,6 +95,23 @@ def test_the_ways_to_compute_are_the_same_on_two_ranks(policy_on, how):
     assert_same_gradients(ranked, one)
 
 
+@pytest.mark.parametrize(("count", "how"), [(1, {}), (12, {}), (12, {"train": TrainSettings(packed=False)})])
+def test_kept_tokens_are_the_same_on_two_ranks(policy_on, count, how):
+    """Also where a rank has no sample."""
+    rng = np.random.default_rng(0)
+    samples = []
+    for sample in make_samples(count=count):
+        others = rng.integers(0, 20, (len(sample.token_ids), 3))
+        samples.append(sample.replace(kept_ids=np.column_stack([sample.token_ids, others])))
+    one, ranked = one_process(**how), policy_on(2, **how)
+    scores = one.score(samples)
+    for mine, theirs in zip(ranked.score(samples), scores, strict=True):
+        np.testing.assert_allclose(mine, theirs, atol=2e-5)
+    samples = [sample.replace(logps=row - 0.1) for sample, row in zip(samples, scores, strict=True)]
+    assert_same_update(ranked.update(samples, 1e-4), one.update(samples, 1e-4))
+    assert_same_gradients(ranked, one)
+
+
 @pytest.mark.parametrize("count", [1, 12])
 def test_selected_tokens_are_the_same_on_two_ranks(policy_on, count):
     """Also where a rank has no sample."""

@@ -30,6 +30,7 @@ DEFAULTS = {
         **{"prompts_per_step": 16, "group_size": 16, "max_new_tokens": 1024, "temperature": 1.0, "top_p": 1.0},
         **{"top_k": 0, "min_p": 0.0, "stop": (), "ignore_eos": False, "dynamic": True, "metric": "auto"},
         **{"filter": None, "cap": None, "on_cap": "error", "surplus": "carry", "max_staleness": 1, "ahead": 0.0},
+        "keep_mask": False,
         **{
             "dynamic_batch": False,
             "wait_for_verdicts": True,

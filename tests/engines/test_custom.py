@@ -244,3 +244,33 @@ def test_a_sample_that_cannot_be_is_one_line_that_says_why(sample, said):
     with pytest.raises(UserError) as caught:
         engine.poll()
     assert str(caught.value) == f"engine: mine.py:Wrong.poll returned sample 1 of a with {said}"
+
+
+@pytest.mark.parametrize(
+    ("keeps", "kept_ids", "said"),
+    [
+        (True, None, "no column kept_ids; sampling.keep_mask needs one, [tokens, 3], with −1 after the last kept id"),
+        (True, [[5], [6]], "kept_ids of the shape [2, 1], not [2, 3] (top_k)"),
+        (True, [[5, 100, -1], [6, 0, -1]], "kept_ids outside −1 to 99"),
+        (True, [[5, -2, -1], [6, 0, -1]], "kept_ids outside −1 to 99"),
+        (True, [[5, 6, -1], [5, -1, -1]], "kept_ids without the sampled token"),
+        (False, [[5, 6, -1], [6, -1, -1]], "a column kept_ids, which sampling.keep_mask=false does not have"),
+        (True, [[5, 6, -1], [6, -1, -1]], None),
+        (False, None, None),
+    ],
+)
+def test_kept_ids_are_there_if_they_are_asked_for(keeps, kept_ids, said):
+    sample = answered(kept_ids=kept_ids)
+
+    class Mine(HFEngine):
+        def poll(self, timeout_s=None):
+            return [Completion("a", 0, sample)]
+
+    engine = CustomEngine(Mine(small_model(), tokenizer(), 8), "mine.py:Mine", vocabulary=100)
+    engine.submit(Request("a", (5, 6), 1, SamplingParams(4, top_k=3, keep_mask=keeps), seed=1))
+    if said is None:
+        assert engine.poll() == [Completion("a", 0, sample)]
+        return
+    with pytest.raises(UserError) as caught:
+        engine.poll()
+    assert str(caught.value) == f"engine: mine.py:Mine.poll returned sample 0 of a with {said}"

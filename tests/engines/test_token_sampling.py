@@ -15,7 +15,8 @@ PLAIN = SamplingParams(max_new_tokens=1)
 
 
 def draw(logits, u, params):
-    return draw_tokens(logits, u, DrawParams.of([params] * len(logits)))
+    drawn = draw_tokens(logits, u, DrawParams.of([params] * len(logits)))
+    return drawn.tokens_B, drawn.logps_B
 
 
 def kept(probabilities, params):

@@ -63,6 +63,30 @@ def test_every_way_of_drawing_equals_generates(model, changes):
     assert sum(same) >= len(same) - 1
 
 
+def test_kept_ids_are_generates_and_log_probabilities_the_trainers(model):
+    """In graphs and in the first step, beside rows that record nothing, and after an interruption."""
+    keeping = requests(top_k=5, top_p=0.9, keep_mask=True)
+    expected = sample(HFEngine(model, tokenizer(), 256), keeping)
+    engine = NativeEngine(model, tokenizer(), most_kept=5)
+    other = Request("plain", (5, 6, 7), 3, SamplingParams(30, top_p=0.8), seed=1)
+    actual = {}
+    for request in [*keeping, other]:
+        engine.submit(request)
+    for _ in range(3):
+        actual |= {(c.request_id, c.index): c.sample for c in engine.poll(timeout_s=0.01)}
+        engine.receive(0, weights_of(model))
+    actual |= sample(engine, [])
+    same = [key for key in expected if ids(actual[key]) == ids(expected[key])]
+    assert len(same) >= len(expected) - 1
+    prompts = {request.id: request.prompt_ids for request in keeping}
+    for key in same:
+        assert (actual[key]["kept_ids"] == expected[key]["kept_ids"]).mean() > 0.99
+        with torch.no_grad():
+            stats = response_logps(model, [actual[key].replace(prompt_ids=prompts[key[0]])], 1.0, 0)
+        torch.testing.assert_close(stats.logps[0].cpu(), torch.tensor(actual[key].logps), atol=1e-3, rtol=0)
+    assert all("kept_ids" not in actual["plain", i].columns for i in range(3))
+
+
 def test_log_probabilities_in_bfloat16_are_near_the_trainers(model):
     samples = sample(NativeEngine(model, tokenizer(), dtype=torch.bfloat16), requests())
     rows = {r.id: r for r in requests()}

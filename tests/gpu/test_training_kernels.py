@@ -21,6 +21,7 @@ from dapo_rl.models.kernels.joint_linear import joint_linear  # noqa: E402
 from dapo_rl.models.kernels.norm import add_and_norm  # noqa: E402
 from dapo_rl.models.kernels.rotary import rotated  # noqa: E402
 from dapo_rl.models.kernels.softmax import softmax_pulls, softmax_stats  # noqa: E402
+from dapo_rl.models.lm_head import token_logps  # noqa: E402
 from dapo_rl.models.packing import reads_by_row  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -240,3 +241,22 @@ def test_a_logit_that_is_no_number_is_not_hidden():
     logps, entropy, log_sums = softmax_stats(logits, torch.tensor([1, 2, 3], device=DEVICE))
     for x in (logps, entropy, log_sums):
         assert x.isfinite().tolist() == [False, False, True]
+
+
+@pytest.mark.parametrize("vocabulary", [61, 2500])
+def test_the_fused_softmax_of_kept_tokens(vocabulary):
+    """Against the operations one by one; of every third token nothing is kept."""
+    random = torch.Generator().manual_seed(0)
+    hidden, weight = (torch.randn(n, 16, generator=random).to(DEVICE).requires_grad_() for n in (TOKENS, vocabulary))
+    targets = torch.randint(vocabulary, (TOKENS,), generator=random)
+    kept = torch.cat([targets[:, None], torch.randint(-1, vocabulary, (TOKENS, 4), generator=random)], 1).int()
+    kept[::3] = -1
+    targets, kept, factor = targets.to(DEVICE), kept.to(DEVICE), torch.randn(TOKENS, generator=random).to(DEVICE)
+    results = []
+    for fused in (True, False):
+        logps, entropy = token_logps(hidden, weight, None, targets, chunk_rows=3, fused=fused, kept_TK=kept)
+        gradients = torch.autograd.grad(logps @ factor, [hidden, weight])
+        results.append((logps.detach(), entropy.detach(), *gradients))
+    for ours, theirs in zip(*results, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+    assert (results[0][0][::3] == 0).all()

@@ -302,10 +302,24 @@ def test_every_setting_of_a_row_is_tried():
         "algo.kl_target",
         "algo.ref_sync_steps",
         "sampling.ahead",
+        "sampling.keep_mask",
         "cluster.placement",
         "engine_options",
     }  # need a second setting; tested below
     assert compared <= {key for key, _, _ in FLIPS} | other
+
+
+def test_truncated_sampling_says_whether_the_gradient_is_biased():
+    for keeps, recipe, effect in (
+        (False, "top_p 0.9, top_k 8", "gradients are biased (set sampling.keep_mask=true)"),
+        (True, "top_p 0.9, top_k 8, keep_mask", "ratios and gradients are those of the truncated distribution"),
+    ):
+        report = conformance(
+            Config.build(PAPER | {"sampling.top_k": 8, "sampling.top_p": 0.9, "sampling.keep_mask": keeps})
+        )
+        (row,) = [row for row in report.rows if not row.same]
+        assert (row.component, row.recipe) == ("Truncated sampling", recipe)
+        assert effect in row.meaning
 
 
 def test_additions_to_the_papers_recipe_are_named():

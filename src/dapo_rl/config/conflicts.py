@@ -23,6 +23,8 @@ FIXED_TEMPLATE_ARGUMENTS = (
 """Arguments of `apply_chat_template` that are not settings of a template, or that several turns need."""
 TEACHER_FIELDS = ("prompt", "answer")
 """What `teacher.prompt` may name in braces."""
+MOST_KEPT = 1024
+"""Limit of `sampling.top_k` with `sampling.keep_mask`: each sampled token takes 4 bytes for each."""
 
 
 def conflicts(config: RunSettings) -> Iterator[str]:
@@ -38,6 +40,7 @@ def conflicts(config: RunSettings) -> Iterator[str]:
         _data,
         _reward,
         _sampling,
+        _keep_mask,
         _length_stages,
         _overlong,
         _training,
@@ -306,6 +309,32 @@ def _sampling(config: RunSettings) -> Iterator[str]:
         )
     if sampling.dynamic_batch and not sampling.dynamic:
         yield "sampling.dynamic_batch: needs the filter of sampling.dynamic; set sampling.dynamic=true"
+
+
+def _keep_mask(config: RunSettings) -> Iterator[str]:
+    sampling = config.sampling
+    if not sampling.keep_mask:
+        return
+    if not sampling.top_k:
+        yield (
+            "sampling.keep_mask: needs a limit to the tokens that are kept; add sampling.top_k, for example "
+            "sampling.top_k=256"
+        )
+    if sampling.top_k > MOST_KEPT:
+        yield (
+            f"sampling.keep_mask: records at most {MOST_KEPT} tokens per position, and sampling.top_k is "
+            f"{sampling.top_k}; use {MOST_KEPT} or less"
+        )
+    if not engine_spec(config.engine).keeps_mask:
+        yield (
+            f"sampling.keep_mask: engine={config.engine} does not return the tokens that truncation kept; set "
+            "engine=native"
+        )
+    if config.teacher.served:
+        yield (
+            "teacher.name: a server gives log-probabilities of the full distribution, and with sampling.keep_mask the "
+            "policy's are of the kept tokens; name a model instead, or leave sampling.keep_mask out"
+        )
 
 
 def _length_stages(config: RunSettings) -> Iterator[str]:

@@ -255,12 +255,16 @@ class SamplingSettings(Section):
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; log-probabilities in the loss are computed at the same temperature."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling, of what top_k leaves; 1 is off. Recorded log-probabilities ignore the truncation."""
+    """Nucleus sampling, of what top_k leaves; 1 is off. Recorded log-probabilities ignore the truncation, unless
+    keep_mask is set."""
     top_k: int = Field(0, ge=0)
     """Sample from the k most likely tokens; 0 is off."""
     min_p: float = Field(0.0, ge=0, le=1)
     """Exclude tokens whose probability is below this fraction of the most likely token's; 0 is off. Applied after
     top_p, as in transformers; vLLM applies it before."""
+    keep_mask: bool = False
+    """Record which tokens top_k, top_p and min_p kept for each sampled token, and compute its log-probabilities and
+    entropy over them alone. Needs top_k, 1 to 1024: it takes 4 · top_k bytes per token."""
     stop: tuple[str, ...] = ()
     """Strings that end a response, in addition to the end-of-sequence token."""
     ignore_eos: bool = False
@@ -312,6 +316,11 @@ class SamplingSettings(Section):
         """The settings that exclude tokens from sampling, with their values."""
         off = {"top_p": 1, "top_k": 0, "min_p": 0}
         return {name: value for name in off if (value := getattr(self, name)) != off[name]}
+
+    @property
+    def most_kept(self) -> int:
+        """The most tokens that are recorded as kept for a sampled token; 0 if none are."""
+        return self.top_k if self.keep_mask else 0
 
     def longest_response(self, steps: int) -> int:
         """The length limit of groups that start after so many steps."""

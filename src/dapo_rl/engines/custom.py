@@ -16,7 +16,7 @@ from dapo_rl.engine_specs import ENGINES
 from dapo_rl.engines.protocol import Completion, Engine, EngineInputs, Request
 from dapo_rl.errors import DivergedError, NonFiniteError, UserError
 from dapo_rl.models.weights import WeightSource
-from dapo_rl.types import Trajectory
+from dapo_rl.types import KEPT_IDS, IntArray, Trajectory
 
 ENGINE_METHODS = ("submit", "poll", "cancel", "receive", "take_unfinished")
 ROUNDING = 1e-3
@@ -155,10 +155,29 @@ class CustomEngine(Engine):
             return "log-probabilities that are not finite and at most 0"
         if sample.versions.min() < 0 or sample.versions.max() > self.version:
             return f"versions outside 0 to {self.version}, the engine's own"
+        if fault := self._fault_of_kept_ids(sample, request.params.most_kept):
+            return fault
         reasons = ("stop", "length")
         if not isinstance(sample.text, str) or sample.finish_reason not in reasons:
             found = f"text {type(sample.text).__name__} and finish_reason {sample.finish_reason!r}"
             return f"{found}; they are str, and {' or '.join(reasons)}"
+        return None
+
+    def _fault_of_kept_ids(self, sample: Trajectory, most: int) -> str | None:
+        kept_ids = sample.get(KEPT_IDS)
+        if (kept_ids is None) == (most == 0):
+            return None if kept_ids is None else self._fault_inside(sample, kept_ids, most)
+        if most:
+            return f"no column kept_ids; sampling.keep_mask needs one, [tokens, {most}], with −1 after the last kept id"
+        return "a column kept_ids, which sampling.keep_mask=false does not have"
+
+    def _fault_inside(self, sample: Trajectory, kept_ids: IntArray, most: int) -> str | None:
+        if kept_ids.shape[1] != most:
+            return f"kept_ids of the shape {list(kept_ids.shape)}, not [{len(kept_ids)}, {most}] (top_k)"
+        if kept_ids.min() < -1 or kept_ids.max() >= self._vocabulary:
+            return f"kept_ids outside −1 to {self._vocabulary - 1}"
+        if not (kept_ids == sample.token_ids[:, None]).any(1)[sample.mask].all():
+            return "kept_ids without the sampled token"
         return None
 
     def _items(self, method: str, kind: type, *arguments: Any) -> list[Any]:

@@ -118,8 +118,17 @@ class HFEngine(Engine):
             self._model.generation_config = theirs
         tokens = output[:, input_ids.shape[1] :].cpu().numpy().astype(np.int32)
         logps = torch.stack(drawing.logps, dim=1).cpu().numpy()
+        kept_ids = torch.stack(drawing.kept_ids, dim=1).cpu().numpy() if params.keep_mask else None
         return [
-            self._sample(request, partial, tokens[i], logps[i], stopping.stopped_at.get(i), stop_ids)
+            self._sample(
+                request,
+                partial,
+                tokens[i],
+                logps[i],
+                None if kept_ids is None else kept_ids[i],
+                stopping.stopped_at.get(i),
+                stop_ids,
+            )
             for i, (request, partial) in enumerate(rows)
         ]
 
@@ -129,6 +138,7 @@ class HFEngine(Engine):
         partial: Trajectory,
         tokens: IntArray,
         logps: FloatArray,
+        kept_ids: IntArray | None,
         stopped_at: int | None,
         stop_ids: frozenset[int],
     ) -> Trajectory:
@@ -138,7 +148,8 @@ class HFEngine(Engine):
         if stopped_at is not None and stopped_at <= limit:
             ends.append((stopped_at, "stop"))
         end, finish = min(ends, default=(min(limit, len(tokens)), "length"))
-        written = partial.then(tokens[:end], logps[:end], self.version)
+        more = {} if kept_ids is None else {"kept_ids": kept_ids[:end]}
+        written = partial.then(tokens[:end], logps[:end], self.version, **more)
         return make_sample(self._tokenizer, written, len(written.token_ids), finish, stop_ids)
 
 
@@ -155,10 +166,13 @@ class _DrawProcessor(LogitsProcessor):  # type: ignore[misc]
         """`had_B` is the number of response tokens that each row starts with."""
         self._keys_B, self._had_B, self._how = keys_B, had_B, how
         self.logps: list[Tensor] = []
+        self.kept_ids: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        tokens_B, logps_B = draw_tokens(scores, uniforms(self._keys_B, self._had_B + len(self.logps)), self._how)
+        uniforms_B = uniforms(self._keys_B, self._had_B + len(self.logps))
+        tokens_B, logps_B, kept_BK = draw_tokens(scores, uniforms_B, self._how)
         self.logps.append(logps_B)
+        self.kept_ids.append(kept_BK)
         return torch.full_like(scores, -torch.inf).scatter_(-1, tokens_B[:, None], 0.0)
 
 

@@ -28,6 +28,13 @@ class SamplingParams:
     """Every response has exactly max_new_tokens tokens; for benchmarks."""
     staged: bool = False
     """Whether max_new_tokens changes in a run. Samples record it then."""
+    keep_mask: bool = False
+    """Whether samples have the column `kept_ids`: the tokens that truncation kept, at most `top_k`. Their
+    log-probabilities are then those of the truncated distribution."""
+
+    def __post_init__(self) -> None:
+        if self.keep_mask and self.top_k < 1:
+            raise ValueError("SamplingParams: keep_mask needs top_k, the most tokens that are kept")
 
     @classmethod
     def of(cls, settings: SamplingSettings) -> SamplingParams:
@@ -40,12 +47,18 @@ class SamplingParams:
             min_p=settings.min_p,
             stop=settings.stop,
             ignore_eos=settings.ignore_eos,
+            keep_mask=settings.keep_mask,
         )
 
     @property
     def truncates(self) -> bool:
         """Whether top-p, top-k or min-p can exclude tokens."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+    @property
+    def most_kept(self) -> int:
+        """The width of `kept_ids`; 0 without it."""
+        return self.top_k if self.keep_mask else 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

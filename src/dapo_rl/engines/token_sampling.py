@@ -2,7 +2,7 @@
 
 A token's random number is a function of (request seed, sample index, position) alone, so the samples do not depend on
 which requests share a batch. The inverse CDF needs one random number per row; drawing one per vocabulary entry would
-cost more than the model itself. Shapes: B rows × V tokens.
+cost more than the model itself. Shapes: B rows × V tokens, of which at most K are kept.
 """
 
 from __future__ import annotations
@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from dapo_rl.engines.protocol import SamplingParams
@@ -59,6 +61,10 @@ class DrawParams:
     min_p_B: Tensor
     truncates: bool
     """Whether any row truncates its distribution; if none does, nothing is sorted."""
+    keeps_B: Tensor
+    """Whether the tokens that truncation keeps are recorded."""
+    most_kept: int
+    """K, the most tokens that are recorded for a row; 0 if none are for any."""
 
     @classmethod
     def of(cls, rows: Sequence[SamplingParams], device: torch.device | str = "cpu") -> DrawParams:
@@ -68,14 +74,26 @@ class DrawParams:
             top_k_B=torch.tensor([row.top_k for row in rows], dtype=torch.int64, device=device),
             min_p_B=torch.tensor([row.min_p for row in rows], dtype=torch.float32, device=device),
             truncates=any(row.truncates for row in rows),
+            keeps_B=torch.tensor([row.keep_mask for row in rows], dtype=torch.bool, device=device),
+            most_kept=max((row.most_kept for row in rows), default=0),
         )
 
 
-def draw_tokens(logits_BV: Tensor, uniforms_B: Tensor, how: DrawParams) -> tuple[Tensor, Tensor]:
-    """Tokens, and their log-probabilities at the sampling temperature *before* any truncation.
+class Drawn(NamedTuple):
+    tokens_B: Tensor
+    logps_B: Tensor
+    kept_BK: Tensor
+    """The tokens that truncation kept, the most likely first, then −1; int32. Only −1 in rows that do not record
+    them."""
 
-    The trainer recomputes these; log-probabilities of the truncated distribution would put a constant factor into
-    every ratio. Greedy rows (temperature 0) get the log-probability at temperature 1.
+
+def draw_tokens(logits_BV: Tensor, uniforms_B: Tensor, how: DrawParams) -> Drawn:
+    """Tokens, and their log-probabilities at the sampling temperature *before* any truncation; or after it, in rows
+    whose kept tokens are recorded.
+
+    The trainer recomputes these: without the kept tokens it knows no truncation, and log-probabilities of the truncated
+    distribution would put another factor into every ratio. Greedy rows (temperature 0) get the log-probability at
+    temperature 1.
     """
     logits_BV = logits_BV.float()
     best_B1, argmax_B1 = logits_BV.max(-1, keepdim=True)
@@ -83,12 +101,19 @@ def draw_tokens(logits_BV: Tensor, uniforms_B: Tensor, how: DrawParams) -> tuple
     scale_B1 = 1 / how.temperature_B[:, None].masked_fill(greedy_B1, 1.0)
     mass_BV = ((logits_BV - best_B1).mul_(scale_B1)).exp_()
     log_total_B1 = mass_BV.sum(-1, keepdim=True).log_()
+    kept_BK = torch.empty(len(logits_BV), 0, dtype=torch.int32, device=logits_BV.device)
     if how.truncates:
-        mass_BV = truncate(mass_BV, how)
+        sorted_BV, order_BV = _sort_and_cut(mass_BV, how)
+        mass_BV = torch.zeros_like(mass_BV).scatter_(-1, order_BV, sorted_BV)
+        if how.most_kept:
+            keeps_B1, first_BK = how.keeps_B[:, None], sorted_BV[:, : how.most_kept]
+            kept_BK = order_BV[:, : how.most_kept].int().masked_fill_((first_BK == 0) | ~keeps_B1, -1)
+            kept_BK = F.pad(kept_BK, (0, how.most_kept - kept_BK.shape[1]), value=-1)
+            log_total_B1 = torch.where(keeps_B1, first_BK.sum(-1, keepdim=True).log_(), log_total_B1)
     drawn_B1 = _invert(mass_BV, uniforms_B.to(mass_BV.device)[:, None])
     tokens_B1 = torch.where(greedy_B1, argmax_B1, drawn_B1)
     logps_B1 = (logits_BV.gather(-1, tokens_B1) - best_B1) * scale_B1 - log_total_B1
-    return tokens_B1.squeeze(-1), logps_B1.squeeze(-1)
+    return Drawn(tokens_B1.squeeze(-1), logps_B1.squeeze(-1), kept_BK)
 
 
 def _invert(mass_BV: Tensor, uniforms_B1: Tensor) -> Tensor:
@@ -118,17 +143,25 @@ def _first_above(cdf_BN: Tensor, target_B1: Tensor) -> Tensor:
 
 def truncate(mass_BV: Tensor, how: DrawParams) -> Tensor:
     """Zeroes the mass of tokens cut by top-k, then top-p, then min-p; the most likely token always stays."""
+    sorted_BV, order_BV = _sort_and_cut(mass_BV, how)
+    return torch.zeros_like(mass_BV).scatter_(-1, order_BV, sorted_BV)
+
+
+def _sort_and_cut(mass_BV: Tensor, how: DrawParams) -> tuple[Tensor, Tensor]:
+    """The truncated mass from the most to the least likely token, and the tokens in this order."""
     sorted_BV, order_BV = mass_BV.sort(dim=-1, descending=True, stable=True)
     rank_V = torch.arange(mass_BV.shape[-1], device=mass_BV.device)
     top_k_B1 = how.top_k_B[:, None]
     kth_B1 = sorted_BV.gather(-1, (top_k_B1 - 1).clamp(0, mass_BV.shape[-1] - 1))
-    sorted_BV = sorted_BV.masked_fill((top_k_B1 > 0) & (sorted_BV < kth_B1), 0.0)  # tokens equal to the kth stay
+    beyond_BV = sorted_BV < kth_B1  # tokens equal to the kth stay, unless there is room for k alone
+    if how.most_kept:
+        beyond_BV |= how.keeps_B[:, None] & (rank_V >= top_k_B1)
+    sorted_BV = sorted_BV.masked_fill((top_k_B1 > 0) & beyond_BV, 0.0)
     top_p_B1 = how.top_p_B[:, None]
     share_BV = sorted_BV / sorted_BV.sum(-1, keepdim=True)
     before_BV = share_BV.cumsum(-1) - share_BV
     sorted_BV = sorted_BV.masked_fill((top_p_B1 < 1) & (before_BV >= top_p_B1) & (rank_V > 0), 0.0)
-    sorted_BV = sorted_BV.masked_fill(sorted_BV < how.min_p_B[:, None] * sorted_BV[:, :1], 0.0)
-    return torch.zeros_like(mass_BV).scatter_(-1, order_BV, sorted_BV)
+    return sorted_BV.masked_fill(sorted_BV < how.min_p_B[:, None] * sorted_BV[:, :1], 0.0), order_BV
 
 
 def _shift_right(z: Tensor, bits: int) -> Tensor:

@@ -8,7 +8,7 @@ Bytes, for P parameters, of which T are trained (all of them, or LoRA's adapters
 - the reference model of a KL penalty 4 P, unless it is the base of the adapters;
 - the KV cache: 2 · layers · key width · 2 (float32: 4) per token. The native engine allocates as many sequences of
   the longest length as `sampling.max_batch` and `sampling.kv_memory_gib` allow, by default a third of a GPU or a
-  quarter of the RAM;
+  quarter of the RAM; with `sampling.keep_mask`, 4 · top_k per token of these sequences beside it;
 - activations per token of a micro-batch (`train.token_budget`), for width H, inner width I, queries A and keys K:
   26 H + 4 A + 4 K + 8 I per layer in bfloat16 under autocast (the residual stream and the output of each norm in
   float32, a bfloat16 copy of it for each of the five products that read it, queries, keys, values, the attention's
@@ -37,7 +37,7 @@ from dapo_rl.base.format import gib
 from dapo_rl.base.host_memory import host_memory
 from dapo_rl.config import Config
 from dapo_rl.engine_specs import EngineSpec, engine_spec
-from dapo_rl.engines.native.kv_cache import PAGE_TOKENS, KVBudget
+from dapo_rl.engines.native.kv_cache import KVBudget
 from dapo_rl.errors import UserError
 from dapo_rl.memory.model_size import ModelSize, size_of
 from dapo_rl.memory.one_gpu import (
@@ -167,7 +167,8 @@ class Need:
         allowed = max(sizes.gpu - RUNTIME - sizes.weights - sizes.engine, 0) // 3 if self.on_gpu else sizes.gpu // 4
         if setting is not None:
             allowed = int(setting * GIB)
-        return KVBudget(allowed, sizes.kv_token, sizes.sequences, torch.device(self.machine.kind))
+        device = torch.device(self.machine.kind)
+        return KVBudget(allowed, sizes.kv_token, sizes.sequences, device, sizes.kept_token)
 
     @property
     def cache_fits(self) -> bool:
@@ -228,9 +229,9 @@ class Need:
             return MemoryPart("KV cache", 0)
         capacity = self.budget.capacity(self.longest)
         count = max(1, self.budget.slots(capacity)) if sequences is None else sequences
-        spare = PAGE_TOKENS * self.on_gpu
         about = f"{count:,} sequence{'s' if count > 1 else ''} of {capacity:,} tokens"
-        return MemoryPart("KV cache", (count * capacity + spare) * self.budget.token_bytes, about)
+        about += ", and kept ids" * (self.budget.kept_bytes > 0)
+        return MemoryPart("KV cache", self.budget.sequences_bytes(count, capacity), about)
 
     def changed(self, **settings: object) -> Need:
         """The same with other settings of `train`."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from dapo_rl.choices import REWARD_MODEL, is_reward_model
 from dapo_rl.config import Config
 from dapo_rl.engine_specs import engine_spec
-from dapo_rl.engines.native.kv_cache import PAGE_TOKENS
+from dapo_rl.engines.native.kv_cache import KEPT_ID_BYTES, PAGE_TOKENS
 from dapo_rl.memory.model_size import ModelSize, classifier_parameters, size_of
 from dapo_rl.models.lm_head import CHUNK_ELEMENTS
 
@@ -65,6 +65,8 @@ class RunSizes:
     """Most sequences that the engine generates at once."""
     kv_setting: int | None = None
     """The cache as the user sets it."""
+    kept_token: int = 0
+    """Bytes for each token of the longest length, in the cache's memory, of the ids that truncation kept."""
     critic: int = 0
     """Weights, gradients and moments of a critic, which is never trained at the same time as the policy."""
     teacher: int = 0
@@ -111,7 +113,7 @@ class RunSizes:
 
     def without_engine(self) -> RunSizes:
         """The sizes of updates alone."""
-        return replace(self, engine=0, graphs=0, prefill=0, kv_token=0, kv_setting=None)
+        return replace(self, engine=0, graphs=0, prefill=0, kv_token=0, kept_token=0, kv_setting=None)
 
     def sampling(self, kv: int) -> int:
         """While sampling in turns: without gradients and activations."""
@@ -150,8 +152,11 @@ class RunSizes:
         return RUNTIME + self.weights + self.moments + self.reference + self.critic + self.graphs
 
     def _sequences(self, count: int) -> int:
-        """Pages for so many sequences of the longest length, and one for padding rows."""
-        return (count * -(-self.longest // PAGE_TOKENS) + 1) * PAGE_TOKENS * self.kv_token
+        """Pages for so many sequences of the longest length, and one for padding rows; kept ids for as many and one
+        more."""
+        capacity = -(-self.longest // PAGE_TOKENS) * PAGE_TOKENS
+        kept = (count + 1) * capacity * self.kept_token
+        return (count * capacity + PAGE_TOKENS) * self.kv_token + kept
 
 
 def run_sizes(
@@ -170,9 +175,11 @@ def run_sizes(
     native, reserves = spec.paged_cache, spec.gpu_share is not None
     sampling, vocabulary, moment = config.sampling, size.vocabulary, moment_bytes(config)
     trained = trained_parameters(config, size) if trained is None else trained
-    kept = 12 * size.hidden  # the last norm and the head
-    # Padded samples go through the model's own head: all logits, in the compute type and three times in float32.
-    logits = 0 if config.train.packed else 14 * vocabulary
+    ids = KEPT_ID_BYTES * sampling.most_kept
+    kept = 12 * size.hidden + ids  # the last norm and the head
+    # Padded samples go through the model's own head: all logits, in the compute type and three times in float32, and
+    # once more with a mask if not all tokens are kept.
+    logits = 0 if config.train.packed else (14 + 5 * sampling.keep_mask) * vocabulary
     width = 2 if bfloat16 else 4
     sequences = sampling.max_batch or MAX_SEQUENCES
     # On a CPU in float32, the native engine samples from the trained module, unless it has adapters.
@@ -203,6 +210,7 @@ def run_sizes(
         update_tokens=update_tokens(config),
         sequences=sequences,
         kv_setting=kv,
+        kept_token=ids * native,
         critic=(8 + moment) * size.parameters * config.has_critic,
         teacher=_reference_bytes(config, size) * config.teacher.loaded,
         reward=_reward_bytes(config, width, on_cpu),

@@ -4,7 +4,8 @@ Logits are computed in slices of rows and recomputed in the backward pass, which
 once; only the last chunk keeps what its backward pass needs. Softmax and sums are in float32, matrix products in the
 type of the hidden states.
 
-Shapes: T tokens, C of them in a chunk, S in a slice, H the width of a hidden state, V the vocabulary.
+Shapes: T tokens, C of them in a chunk, S in a slice, H the width of a hidden state, V the vocabulary, of which at most
+K tokens are kept.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from torch.autograd.function import once_differentiable
 CHUNK_ELEMENTS = {"cpu": 2**25, "cuda": 2**27}
 """Maximum logits per chunk: enough rows for a fast matrix product, but little memory compared with activations."""
 
+IMPOSSIBLE = -1e30
+"""The logit of a token that was not kept. Unlike −inf it is finite, so that 0 times it is 0."""
+
 SLICE_ELEMENTS = {"cpu": 2**22}
 """Logits per softmax: as many as fit in a CPU's cache. A GPU processes a whole chunk at once."""
 
@@ -31,8 +35,10 @@ def token_logps(
     temperature: float = 1.0,
     chunk_rows: int | None = None,
     fused: bool = False,
+    kept_TK: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The log-probability of each target, and the entropy of its distribution.
+    """The log-probability of each target, and the entropy of its distribution: over the vocabulary, or over the ids
+    that are kept for it, if they are given. Then a row of −1 alone has 0 for both, without a gradient.
 
     `fused` reads the logits once in a Triton kernel, instead of once in each operation.
     """
@@ -45,7 +51,7 @@ def token_logps(
     rows = chunk_rows or max(1, budget // len(weight_VH))
     with torch.autocast(device, enabled=False):
         logps_T, entropy_T = _TokenLogps.apply(  # type: ignore[no-untyped-call]
-            hidden_TH, weight_VH, bias_V, targets_T, temperature, rows, fused
+            hidden_TH, weight_VH, bias_V, targets_T, temperature, rows, fused, kept_TK
         )
     return logps_T, entropy_T
 
@@ -61,6 +67,14 @@ def project(hidden_TH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, tempera
     return logits_TV if temperature == 1 else logits_TV.div_(temperature)
 
 
+def not_kept(kept_SK: Tensor, targets_S: Tensor, vocabulary: int) -> Tensor:
+    """A mask of the tokens that were not kept, `[…, V]`. The target counts as kept: of ids that are −1 alone, it is the
+    only one, and certain."""
+    ids_SK = torch.where(kept_SK < 0, targets_S[..., None], kept_SK.long())
+    mask_SV = torch.ones(*targets_S.shape, vocabulary, dtype=torch.bool, device=kept_SK.device)
+    return mask_SV.scatter_(-1, ids_SK, False)
+
+
 class _TokenLogps(torch.autograd.Function):
     @staticmethod
     def forward(  # type: ignore[override]
@@ -72,6 +86,7 @@ class _TokenLogps(torch.autograd.Function):
         temperature: float,
         rows: int,
         fused: bool,
+        kept_TK: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         stats = _fused_stats if fused else _stats
         weight = weight_VH.to(hidden_TH.dtype)
@@ -82,20 +97,20 @@ class _TokenLogps(torch.autograd.Function):
             if keeps and chunk.stop == len(hidden_TH):
                 pulls_CV = hidden_TH.new_empty(chunk.stop - chunk.start, len(weight))
             for part in _slices(chunk, weight):
-                logits_SV = project(hidden_TH[part], weight, bias_V, temperature)
-                kept_SV = None if pulls_CV is None else pulls_CV[part.start - chunk.start : part.stop - chunk.start]
-                logps_T[part], entropy_T[part], log_sums_T[part] = stats(logits_SV, targets_T[part], kept_SV)
+                logits_SV = _kept_logits(hidden_TH, weight, bias_V, targets_T, temperature, kept_TK, part)
+                pulls_SV = None if pulls_CV is None else pulls_CV[part.start - chunk.start : part.stop - chunk.start]
+                logps_T[part], entropy_T[part], log_sums_T[part] = stats(logits_SV, targets_T[part], pulls_SV)
                 del logits_SV
         ctx.last_pulls = pulls_CV
         ctx.temperature, ctx.rows, ctx.fused = temperature, rows, fused
-        ctx.save_for_backward(hidden_TH, weight_VH, bias_V, targets_T, logps_T, entropy_T, log_sums_T)
+        ctx.save_for_backward(hidden_TH, weight_VH, bias_V, targets_T, logps_T, entropy_T, log_sums_T, kept_TK)
         ctx.set_materialize_grads(False)
         return logps_T, entropy_T
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
     def backward(ctx: Any, grad_T: Tensor | None, grad_entropy_T: Tensor | None) -> tuple[Tensor | None, ...]:
-        hidden_TH, weight_VH, bias_V, targets_T, logps_T, entropy_T, log_sums_T = ctx.saved_tensors
+        hidden_TH, weight_VH, bias_V, targets_T, logps_T, entropy_T, log_sums_T, kept_TK = ctx.saved_tensors
         wants_hidden, wants_weight, wants_bias = ctx.needs_input_grad[:3]
         weight = weight_VH.to(hidden_TH.dtype)
         grad_hidden_TH = torch.empty_like(hidden_TH) if wants_hidden else None
@@ -110,7 +125,7 @@ class _TokenLogps(torch.autograd.Function):
             if pulls_CV is None:
                 pulls_CV = hidden_TH.new_empty(chunk.stop - chunk.start, len(weight))
                 for part in _slices(chunk, weight):
-                    logits_SV = project(hidden_TH[part], weight, bias_V, ctx.temperature)
+                    logits_SV = _kept_logits(hidden_TH, weight, bias_V, targets_T, ctx.temperature, kept_TK, part)
                     out_SV = pulls_CV[part.start - chunk.start : part.stop - chunk.start]
                     if grad_entropy_T is not None:
                         logits_SV.sub_(log_sums_T[part, None])
@@ -140,7 +155,23 @@ class _TokenLogps(torch.autograd.Function):
             grad_weight_VH = grad_weight_VH.to(weight_VH.dtype)
         if grad_bias_V is not None:
             grad_bias_V = grad_bias_V.to(bias_V.dtype)
-        return grad_hidden_TH, grad_weight_VH, grad_bias_V, None, None, None, None
+        return grad_hidden_TH, grad_weight_VH, grad_bias_V, None, None, None, None, None
+
+
+def _kept_logits(
+    hidden_TH: Tensor,
+    weight_VH: Tensor,
+    bias_V: Tensor | None,
+    targets_T: Tensor,
+    temperature: float,
+    kept_TK: Tensor | None,
+    part: slice,
+) -> Tensor:
+    """The logits of a slice, of which those that were not kept are `IMPOSSIBLE`."""
+    logits_SV = project(hidden_TH[part], weight_VH, bias_V, temperature)
+    if kept_TK is None:
+        return logits_SV
+    return logits_SV.masked_fill_(not_kept(kept_TK[part], targets_T[part], len(weight_VH)), IMPOSSIBLE)
 
 
 def _stats(logits_SV: Tensor, targets_S: Tensor, pulls_SV: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

@@ -2,7 +2,7 @@
 padded.
 
 Shapes: B samples, P prompt columns (padded on the left), R response columns (padded on the right), T tokens of a packed
-row, V tokens of the vocabulary.
+row, V tokens of the vocabulary, of which at most K are kept.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from torch import Tensor
 
 from dapo_rl.models.attention import UnsupportedAttentionError, attending, depends_on_neighbours
 from dapo_rl.models.device import quick_products, to_device
-from dapo_rl.models.lm_head import token_logps
+from dapo_rl.models.lm_head import IMPOSSIBLE, not_kept, token_logps
 from dapo_rl.models.packing import Packed, Reads, pack
 from dapo_rl.models.recompute import check_layers, recomputing
 from dapo_rl.objectives.kl import entropy_from_logits
-from dapo_rl.types import IntArray, Trajectory
+from dapo_rl.types import KEPT_IDS, IntArray, Trajectory
 
 if TYPE_CHECKING:
     from dapo_rl.models.kernels.training import TrainingFusion
@@ -48,17 +48,32 @@ def response_logps(
     entropy_grad: bool = False,
 ) -> TokenStats:
     """Log-probabilities of the responses under the model at a temperature; it computes on the device of its weights
-    unless another is given. `entropy_grad` makes the entropies differentiable too."""
+    unless another is given. `entropy_grad` makes the entropies differentiable too.
+
+    Of samples with `kept_ids`, they are over these tokens alone, and 0 for tokens without any.
+    """
     device = device or next(model.parameters()).device
     inputs, mask_BR = padded_inputs(samples, pad_id, device)
     tokens_BR = inputs["input_ids"][:, -mask_BR.shape[1] :]
     # The logits at a position predict the next token: keep the last prompt position up to the last but one.
     logits_BRV = model(**inputs, use_cache=False, logits_to_keep=tokens_BR.shape[1] + 1).logits[:, :-1]
     logits_BRV = logits_BRV.float() / temperature
+    if (kept := kept_ids_of(samples)) is not None:
+        kept_BRK = torch.full((*tokens_BR.shape, kept.shape[1]), -1, dtype=torch.int32, device=device)
+        kept_BRK[mask_BR] = to_device(kept, device)
+        logits_BRV = logits_BRV.masked_fill(not_kept(kept_BRK, tokens_BR, logits_BRV.shape[-1]), IMPOSSIBLE)
     logps_BR = torch.log_softmax(logits_BRV, dim=-1).gather(-1, tokens_BR[..., None]).squeeze(-1)
     with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
         entropy_BR = entropy_from_logits(logits_BRV)
     return TokenStats(logps_BR, entropy_BR, mask_BR)
+
+
+def kept_ids_of(samples: Sequence[Trajectory]) -> IntArray | None:
+    """The kept ids of all response tokens, `[T, K]`; None if the samples have none."""
+    rows = [row for sample in samples if (row := sample.get(KEPT_IDS)) is not None]
+    if rows and len(rows) < len(samples):
+        raise ValueError("some samples have kept_ids, and some do not")
+    return np.concatenate(rows) if rows else None
 
 
 def padded_inputs(samples: Sequence[Trajectory], pad_id: int, device: torch.device) -> tuple[dict[str, Tensor], Tensor]:
@@ -254,8 +269,9 @@ def packed_logps(
     responses = np.concatenate([sample.token_ids for sample in samples])
     targets = to_device(responses.astype(np.int64), predicting_TH.device)
     head = model.get_output_embeddings()
-    bias = getattr(head, "bias", None)
-    logps, entropy = token_logps(predicting_TH, head.weight, bias, targets, temperature, fused=fused)
+    bias, kept = getattr(head, "bias", None), kept_ids_of(samples)
+    kept_TK = None if kept is None else to_device(kept, targets.device)
+    logps, entropy = token_logps(predicting_TH, head.weight, bias, targets, temperature, fused=fused, kept_TK=kept_TK)
     return TokenStats(*in_rows(samples, logps, entropy))
 
 

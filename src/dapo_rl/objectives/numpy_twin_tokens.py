@@ -172,6 +172,20 @@ def kl_cov_losses(
     return losses
 
 
+def kept_logps(logits: ArrayLike, tokens: ArrayLike, kept_ids: ArrayLike) -> tuple[Array, Array]:
+    """The log-probability of each token, and the entropy, of the softmax over the ids that were kept (−1: none)."""
+    rows, kept = np.asarray(logits, float), np.asarray(kept_ids, int)
+    logps, entropy = np.zeros(len(rows)), np.zeros(len(rows))
+    for t, token in enumerate(np.asarray(tokens, int)):
+        ids = [i for i in kept[t] if i >= 0]
+        if ids:
+            weights = {i: np.exp(rows[t, i] - max(rows[t, ids])) for i in ids}
+            total = sum(weights.values())
+            logps[t] = np.log(weights[token] / total)
+            entropy[t] = -sum(w / total * np.log(w / total) for w in weights.values() if w > 0)
+    return logps, entropy
+
+
 def top_entropy_mask(entropy: ArrayLike, mask: ArrayLike, share: float) -> Array:
     values, counted = np.asarray(entropy, float), np.asarray(mask, bool)
     if not counted.any():

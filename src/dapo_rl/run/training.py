@@ -164,12 +164,14 @@ class RunTraining:
         for prompts in (run.train_prompts, run.eval_prompts):
             if prompts is not None and (report := prompts.report()):
                 yield report
-        if truncations := run.config.sampling.truncations:
-            given = ", ".join(f"sampling.{name}={value:g}" for name, value in truncations.items())
+        sampling = run.config.sampling
+        if sampling.truncations and not sampling.keep_mask:
+            given = ", ".join(f"sampling.{name}={value:g}" for name, value in sampling.truncations.items())
+            limit = "" if sampling.top_k else " and sampling.top_k=256"
             yield (
                 f"{given}: sampling is truncated, "
-                "but the log-probabilities in the loss are those of the full softmax, so the gradient is biased; leave "
-                "it out, or truncate in evaluation only"
+                "but the log-probabilities in the loss are those of the full softmax, so the gradient is biased; set "
+                f"sampling.keep_mask=true{limit}, or truncate in evaluation only"
             )
         yield from (*run.notes, *self._callbacks.never_called())
 

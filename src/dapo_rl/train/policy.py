@@ -36,7 +36,7 @@ from dapo_rl.train.loss_denominators import Counts
 from dapo_rl.train.off_policy import SCALE, weight_bounds
 from dapo_rl.train.reference import FILE as REFERENCE
 from dapo_rl.train.reference import check_reference, move_towards, restore_reference
-from dapo_rl.types import Array, FloatArray, Trajectory, Update
+from dapo_rl.types import KEPT_IDS, Array, FloatArray, Trajectory, Update
 
 OPTIMIZER = "optimizer.pt"
 
@@ -418,10 +418,11 @@ def _which_bound(high: Tensor, low: Tensor, dual: Tensor) -> Tensor:
 
 
 def _inputs(samples: Sequence[Trajectory], stats: TokenStats) -> dict[str, Tensor]:
-    """What a custom loss can take by name: the token columns that all samples have, `behaviour_logps`, the policy's
-    `entropy`, and for each sample whether it is `correct` and the number of its `group`."""
+    """What a custom loss can take by name: the token columns that all samples have, but for `kept_ids`,
+    `behaviour_logps`, the policy's `entropy`, and for each sample whether it is `correct` and the number of its
+    `group`."""
     device = stats.logps.device
-    names = set.intersection(*({*sample.columns} for sample in samples)) - {"advantages", "mask"}
+    names = set.intersection(*({*sample.columns} for sample in samples)) - {"advantages", "mask", KEPT_IDS}
     columns = {name: to_device(padded([s[name] for s in samples]), device) for name in sorted(names)}
     return columns | {
         "behaviour_logps": columns["logps"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dapo_rl.engines.native.kv_cache import KVBudget, KVCache, LayerShape
+from dapo_rl.engines.native.kv_cache import KVBudget, KVCache, LayerShape, zeros
 from dapo_rl.engines.native.model_runner import GraphedSteps, Look, eager_step
 from dapo_rl.engines.native.output_processor import OutputProcessor
 from dapo_rl.engines.native.page_table import Pages
@@ -19,6 +20,7 @@ from dapo_rl.engines.native.slots import NO_SLOT, BatchRow, SlotState
 from dapo_rl.engines.protocol import Completion, Request
 from dapo_rl.engines.token_sampling import draw_tokens, row_keys, uniforms
 from dapo_rl.models.device import enough_threads, largest_product, to_device
+from dapo_rl.models.reserved_memory import ReservedMemory
 from dapo_rl.types import IntArray, Trajectory
 
 STEPS_PER_LOOK = {"cpu": 1, "cuda": 8}
@@ -36,13 +38,15 @@ class RunningBatch:
         dtype: torch.dtype,
         *,
         page_tokens: int | None,
+        most_kept: int = 0,
         reserved: bool,
     ) -> None:
-        """`page_tokens` are chosen for the device by default. If `reserved`, the memory of pages can be given up."""
+        """`page_tokens` are chosen for the device by default. Of each token, the ids of up to `most_kept` that
+        truncation kept are recorded. If `reserved`, the memory of pages and of these ids can be given up."""
         self.device = budget.device
         self._model, self._layers, self._is_stop_V, self._dtype = model, layers, is_stop_V, dtype
         self._outputs, self._budget = outputs, budget
-        self._page_tokens, self._reserved = page_tokens, reserved
+        self._page_tokens, self._most_kept, self._reserved = page_tokens, most_kept, reserved
         self._largest_product = largest_product(model)
         self.rows: list[BatchRow] = []
         """The samples that decode."""
@@ -57,14 +61,29 @@ class RunningBatch:
         on_gpu = self.device.type == "cuda"
         self._graphs: GraphedSteps | None = None
         self.cache = KVCache({}, 0, 0, self._dtype, self.device)
+        self.state, self._kept_memory = SlotState.empty(0, 0, self.device), None
         room = self._budget.capacity(longest)
         layout = self._budget.layout(longest, self._page_tokens)
         self.pages = Pages(layout, room, self.device)
         self.cache = KVCache(self._layers, layout.pages, layout.page_tokens, self._dtype, self.device, self._reserved)
-        self.state = SlotState.empty(layout.slots + on_gpu, room, self.device)
+        slots = layout.slots + on_gpu
+        kept_ids, self._kept_memory = self._room_for_kept_ids((slots, room, self._most_kept))
+        self.state = SlotState.empty(slots, room, self.device, kept_ids)
         if on_gpu:
             parts = (self._model, self.cache, self.pages, self.state, self._is_stop_V)
             self._graphs = GraphedSteps(*parts, reach=longest)
+
+    def _room_for_kept_ids(self, shape: tuple[int, ...]) -> tuple[Tensor, ReservedMemory | None]:
+        """Memory that can be given up, if that of pages can."""
+        if not self._reserved or 0 in shape:
+            return zeros(shape, torch.int32, self.device), None
+        memory = ReservedMemory(math.prod(shape) * torch.int32.itemsize, self.device)
+        return memory.tensor(torch.int32, shape), memory
+
+    @property
+    def reserved_memory(self) -> list[ReservedMemory]:
+        """Memory that can be given up while no rows have slots."""
+        return [memory for memory in (self.cache.memory, self._kept_memory) if memory is not None]
 
     def has_room_for(self, request: Request, longest: int) -> bool:
         """Whether the table has room for a request. If its length was not announced (`longest`), memory is taken again
@@ -81,7 +100,8 @@ class RunningBatch:
         """Draws the first tokens of rows after their prompts."""
         slots, keys_B = self._set_params(rows)
         how = self.state.how(slots, any(row.request.params.truncates for row in rows))
-        tokens_B, logps_B = draw_tokens(logits_BV, uniforms(keys_B, 0), how)
+        tokens_B, logps_B, kept_BK = draw_tokens(logits_BV, uniforms(keys_B, 0), how)
+        self.state.record_kept(slots, kept_BK)
         advance = self.state.advance if self._graphs is None else self._graphs.advance
         advance(slots, tokens_B, logps_B, self._is_stop_V, cached=0)
         for row in rows:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from dapo_rl.engines.native.batch import RunningBatch
-from dapo_rl.engines.native.kv_cache import KVBudget, bytes_per_token, memory_share
+from dapo_rl.engines.native.kv_cache import KEPT_ID_BYTES, KVBudget, bytes_per_token, memory_share
 from dapo_rl.engines.native.model_copy import own_model, probe, reserved_model
 from dapo_rl.engines.native.model_runner import CachedAttention, KernelAttention
 from dapo_rl.engines.native.output_processor import OutputProcessor
@@ -53,6 +53,7 @@ def build(inputs: EngineInputs) -> NativeEngine:
         max_batch=settings.max_batch or MAX_BATCH,
         kv_memory_bytes=inputs.kv_bytes if limit is None else int(limit * 2**30),
         longest=inputs.longest,
+        most_kept=settings.most_kept,
         copies=inputs.copies,
         releases_memory=inputs.releases_memory,
     )
@@ -72,11 +73,13 @@ class NativeEngine(Engine):
         longest: int = 0,
         page_tokens: int | None = None,
         prefill_tokens: int | None = None,
+        most_kept: int = 0,
         copies: bool = True,
         releases_memory: bool = False,
     ) -> None:
         """`longest` is the longest context of the run, if known: the memory is taken for it once, and a model that does
         not support it is rejected now. `page_tokens` and `prefill_tokens` are chosen for the device by default.
+        Requests with `keep_mask` have a `top_k` of up to `most_kept`.
 
         Without `copies` the engine changes the model itself, if it cannot sample from it as it is: nothing else may
         use the model then. `release_memory` works only with `releases_memory`, on a GPU.
@@ -97,9 +100,10 @@ class NativeEngine(Engine):
         is_stop_V = torch.zeros(vocabulary, dtype=torch.bool, device=self._device)
         is_stop_V[[i for i in stop_ids if i < vocabulary]] = True
         memory = memory_share(self._device) if kv_memory_bytes is None else kv_memory_bytes
-        self._budget = KVBudget(memory, bytes_per_token(layers, dtype, self._device), max_batch, self._device)
+        token_bytes, kept_bytes = bytes_per_token(layers, dtype, self._device), KEPT_ID_BYTES * most_kept
+        self._budget = KVBudget(memory, token_bytes, max_batch, self._device, kept_bytes)
         self._budget.check(longest)
-        self._longest = longest
+        self._longest, self._most_kept = longest, most_kept
         self._batch = RunningBatch(
             self._model,
             layers,
@@ -108,6 +112,7 @@ class NativeEngine(Engine):
             self._budget,
             dtype,
             page_tokens=page_tokens,
+            most_kept=most_kept,
             reserved=self._weights is not None,
         )
         pass_tokens = prefill_tokens or PREFILL_TOKENS[self._device.type]
@@ -142,6 +147,11 @@ class NativeEngine(Engine):
                 f"engine=native: a request of up to {request.longest} tokens is longer than the {self._longest} that "
                 "the memory was taken for"
             )
+        if request.params.most_kept > self._most_kept:
+            raise UserError(
+                f"engine=native: a request keeps {request.params.most_kept} tokens, and the engine was built for "
+                f"{self._most_kept} (most_kept)"
+            )
         self._scheduler.add(request)
 
     def poll(self, timeout_s: float | None = None) -> list[Completion]:
@@ -169,16 +179,18 @@ class NativeEngine(Engine):
 
     def release_memory(self) -> None:
         self._back_to_the_queue()
-        for memory in (self._weights, self._batch.cache.memory):
-            if memory is not None:
-                memory.release()
+        if self._weights is not None:
+            self._weights.release()
+        for memory in self._batch.reserved_memory:
+            memory.release()
 
     def receive(self, version: int, source: WeightSource) -> None:
         """Loads new weights; there is nothing to copy if the engine samples from the trained module itself."""
         self._back_to_the_queue()
-        for memory in (self._weights, self._batch.cache.memory):
-            if memory is not None:
-                memory.restore()
+        if self._weights is not None:
+            self._weights.restore()
+        for memory in self._batch.reserved_memory:
+            memory.restore()
         take_over(self._model, source)
         self._fused.refresh()
         self.version = self._batch.version = version

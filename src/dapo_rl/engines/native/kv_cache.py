@@ -19,6 +19,8 @@ from dapo_rl.models.reserved_memory import ReservedMemory
 
 PAGE_TOKENS = 64
 """Tokens of a page: as many as an attention kernel reads at a time."""
+KEPT_ID_BYTES = 4
+"""Of the id of a token that truncation kept."""
 ENOUGH_ROWS = 64
 """On a CPU, more sequences at a time than this are hardly faster."""
 
@@ -40,15 +42,28 @@ class KVBudget:
     """Bytes per token, over all layers."""
     max_batch: int
     device: torch.device
+    kept_bytes: int = 0
+    """Bytes for each token that a slot has room for, of the ids that truncation kept."""
 
     def capacity(self, tokens: int) -> int:
         """The tokens of the pages that hold this many."""
         return -(-tokens // PAGE_TOKENS) * PAGE_TOKENS
 
     def slots(self, capacity: int) -> int:
-        """The number of sequences that fit if all are of this length; a GPU needs one page for padding rows."""
-        spare = PAGE_TOKENS * self.token_bytes if self.device.type == "cuda" else 0
-        return min(self.max_batch, max(self.bytes - spare, 0) // (capacity * self.token_bytes))
+        """The number of sequences that fit if all are of this length; a GPU needs one page and one slot for padding
+        rows."""
+        return min(self.max_batch, max(self.bytes - self._spare(capacity), 0) // (capacity * self._whole_bytes))
+
+    def sequences_bytes(self, count: int, capacity: int) -> int:
+        """The bytes of so many sequences of this length."""
+        return count * capacity * self._whole_bytes + self._spare(capacity)
+
+    @property
+    def _whole_bytes(self) -> int:
+        return self.token_bytes + self.kept_bytes
+
+    def _spare(self, capacity: int) -> int:
+        return PAGE_TOKENS * self.token_bytes + capacity * self.kept_bytes if self.device.type == "cuda" else 0
 
     def layout(self, longest: int, page_tokens: int | None = None) -> CacheLayout:
         """How to divide the memory for contexts of at most `longest` tokens.
@@ -62,11 +77,21 @@ class KVBudget:
             slots = self.slots(capacity)
             if capacity <= PAGE_TOKENS or slots >= min(self.max_batch, ENOUGH_ROWS):
                 return CacheLayout(capacity, slots, slots, whole=True)
-        tokens = page_tokens or PAGE_TOKENS
-        most = self.max_batch * -(-longest // tokens)
-        fit = self.bytes // (tokens * self.token_bytes) + (self.device.type == "cpu")
-        pages = min(fit, most + 1)
-        return CacheLayout(tokens, pages, min(self.max_batch, pages - 1))
+        tokens, on_cpu = page_tokens or PAGE_TOKENS, self.device.type == "cpu"
+        rows = self._paged_rows(capacity)
+        most = rows * -(-longest // tokens)
+        of_pages = self.bytes - (rows + (not on_cpu)) * capacity * self.kept_bytes
+        pages = min(of_pages // (tokens * self.token_bytes) + on_cpu, most + 1)
+        return CacheLayout(tokens, pages, min(rows, pages - 1))
+
+    def _paged_rows(self, capacity: int) -> int:
+        """The most sequences in pages. Kept ids, for which each has room up to the longest length, take half of the
+        memory at most, unless no more sequences fit than that."""
+        if not self.kept_bytes:
+            return self.max_batch
+        half = self.bytes // 2
+        rows = half // (capacity * self.kept_bytes) - 1 if half >= (capacity + PAGE_TOKENS) * self.token_bytes else 0
+        return min(self.max_batch, max(rows, self.slots(capacity)))
 
     def check(self, tokens: int) -> None:
         """Raises if not even one sequence of this many tokens fits."""
@@ -120,7 +145,7 @@ class KVCache:
                 for layer, pair in shapes.items()
             }
         else:
-            tensors = {layer: [_zeros(shape, self.dtype, device) for shape in pair] for layer, pair in shapes.items()}
+            tensors = {layer: [zeros(shape, self.dtype, device) for shape in pair] for layer, pair in shapes.items()}
         self.keys = {layer: keys for layer, (keys, _) in tensors.items()}
         self.values = {layer: values for layer, (_, values) in tensors.items()}
 
@@ -160,7 +185,7 @@ def bytes_per_token(layers: Mapping[int, LayerShape], dtype: torch.dtype, device
     return numbers * kept_in(dtype, device).itemsize
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Places beyond a sequence are multiplied before they are masked, so they must be finite.
 
     On a CPU calloc provides the zeros: memory that is never written is not taken, so unused capacity is free.

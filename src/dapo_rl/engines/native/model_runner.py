@@ -43,8 +43,10 @@ def eager_step(
     attend = CachedAttention(cache, pages, torch.arange(rows), positions_B)
     logits_BV = next_logits(model, state.last_token[:rows], positions_B, attend, attend.reach)
     uniforms_B = uniforms(state.key[:rows], state.generated[:rows])
-    tokens_B, logps_B = draw_tokens(logits_BV, uniforms_B, state.how(slice(0, rows), truncates))
-    state.advance(torch.arange(rows), tokens_B, logps_B, is_stop_V, cached=1)
+    tokens_B, logps_B, kept_BK = draw_tokens(logits_BV, uniforms_B, state.how(slice(0, rows), truncates))
+    slots_B = torch.arange(rows)
+    state.record_kept(slots_B, kept_BK)
+    state.advance(slots_B, tokens_B, logps_B, is_stop_V, cached=1)
 
 
 class CachedAttention:
@@ -196,7 +198,8 @@ class GraphedSteps:
         if truncates:
             how = state.how(slots_B, truncates)
             uniforms_B = uniforms(state.key[slots_B], state.generated[slots_B])
-            tokens_B, logps_B = draw_tokens(logits_BV, uniforms_B, how)
+            tokens_B, logps_B, kept_BK = draw_tokens(logits_BV, uniforms_B, how)
+            state.record_kept(slots_B, kept_BK)
             kernels.advance(tokens_B, logps_B, slots_B, state, self._is_stop_V, cached=1)
         else:
             kernels.draw_and_advance(logits_BV, slots_B, state, self._is_stop_V, cached=1)

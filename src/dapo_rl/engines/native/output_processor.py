@@ -44,8 +44,10 @@ class OutputProcessor:
         tokens, logps = (x[slots, :width].cpu().numpy() for x in (state.tokens, state.logps))
         result = []
         for row, row_tokens, row_logps in zip(rows, tokens, logps, strict=True):
-            new = slice(len(row.partial.token_ids), row.written)
-            result.append(row.partial.then(row_tokens[new].astype(np.int32), row_logps[new], version))
+            new, most_kept = slice(len(row.partial.token_ids), row.written), row.request.params.most_kept
+            kept_ids = state.kept_ids[row.slot, new, :most_kept].cpu().numpy() if most_kept else None
+            tokens_of_row = row_tokens[new].astype(np.int32)
+            result.append(row.partial.then(tokens_of_row, row_logps[new], version, kept_ids=kept_ids))
         return result
 
     def _search(self, state: SlotState, rows: Sequence[BatchRow]) -> dict[int, int]:

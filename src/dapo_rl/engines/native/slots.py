@@ -67,12 +67,15 @@ class SlotState:
     top_p: Tensor
     top_k: Tensor
     min_p: Tensor
+    keeps: Tensor
     tokens: Tensor
     """`[S, M]`: the generated tokens of each slot."""
     logps: Tensor
+    kept_ids: Tensor
+    """`[S, M, K]`, int32: the tokens that truncation kept, of slots that record them; K is 0 if none does."""
 
     @classmethod
-    def empty(cls, slots: int, longest: int, device: torch.device) -> SlotState:
+    def empty(cls, slots: int, longest: int, device: torch.device, kept_ids: Tensor | None = None) -> SlotState:
         def zeros(dtype: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(slots, *shape, dtype=dtype, device=device)
 
@@ -88,8 +91,10 @@ class SlotState:
             top_p=torch.ones(slots, device=device),
             top_k=zeros(torch.int64),
             min_p=zeros(torch.float32),
+            keeps=zeros(torch.bool),
             tokens=zeros(torch.int64, longest),
             logps=zeros(torch.float32, longest),
+            kept_ids=zeros(torch.int32, longest, 0) if kept_ids is None else kept_ids,
         )
 
     def start(
@@ -108,6 +113,7 @@ class SlotState:
             "top_p": how.top_p_B.numpy(),
             "top_k": how.top_k_B.numpy(),
             "min_p": how.min_p_B.numpy(),
+            "keeps": how.keeps_B.numpy(),
         }
         for name, value in values.items():
             getattr(self, name)[slots] = to_device(value, self.done.device)
@@ -128,7 +134,14 @@ class SlotState:
         self.logps[slots_B, : tokens.shape[1]] = to_device(logps, device)
 
     def how(self, slots: Tensor | slice, truncates: bool) -> DrawParams:
-        return DrawParams(self.temperature[slots], self.top_p[slots], self.top_k[slots], self.min_p[slots], truncates)
+        settings = (self.temperature[slots], self.top_p[slots], self.top_k[slots], self.min_p[slots])
+        return DrawParams(*settings, truncates, self.keeps[slots], self.kept_ids.shape[-1] if truncates else 0)
+
+    def record_kept(self, slots: Tensor, kept_BK: Tensor) -> None:
+        """Records the tokens that truncation kept for the next token, before `advance` appends it. What a finished slot
+        gets is beyond its last token."""
+        if kept_BK.shape[-1]:
+            self.kept_ids[slots, self.generated[slots].long()] = kept_BK
 
     def advance(self, slots: Tensor, tokens_B: Tensor, logps_B: Tensor, is_stop_V: Tensor, cached: int) -> None:
         """Appends the drawn tokens; the cache has grown by `cached` tokens. A finished slot does not change."""
@@ -145,4 +158,8 @@ class SlotState:
     def move(self, source: int, target: int) -> None:
         for field in fields(self):
             tensor = getattr(self, field.name)
-            tensor[target] = tensor[source]
+            if field.name != "kept_ids":
+                tensor[target] = tensor[source]
+            elif tensor.shape[-1]:
+                count = int(self.generated[source])
+                tensor[target, :count] = tensor[source, :count]
