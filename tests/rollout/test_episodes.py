@@ -232,8 +232,8 @@ def test_a_group_that_the_last_answer_ends_is_judged_with_the_others(game, waits
     episodes.drain()
     done = []
     for _ in range(2):  # answers to the turns, and the last rewards
-        episodes._polls += 100
-        for step in episodes._stepping.values():
+        episodes._pending.polls += 100
+        for step in episodes._pending.environments.values():
             step.answers.result()
         done += episodes.finish(judge_all=True)
     assert [group.draw for group in done] == [0]

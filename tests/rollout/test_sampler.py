@@ -18,7 +18,7 @@ from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.errors import CapReachedError, UserError
 from dapo_rl.rollout import sampler as sampler_module
 from dapo_rl.rollout.acceptance_rate import Acceptance
-from dapo_rl.rollout.episodes import Episodes
+from dapo_rl.rollout.pending_steps import PendingSteps
 from dapo_rl.rollout.sampler import Sampler
 
 RIGHT, WRONG, MIXED, CRASH = ["right"] * 4, ["wrong"] * 4, ["right", "wrong", "wrong", "wrong"], ["right", "crash"] * 2
@@ -469,7 +469,7 @@ def test_a_user_is_told_once_that_the_engine_waits(monkeypatch):
 
 def test_long_responses_leave_verdicts_more_time():
     def judging(longest):
-        return Episodes(None, None, None, longest=longest)._polls_to_wait
+        return PendingSteps(longest, waits=True).polls_to_wait
 
     assert [judging(n) for n in (48, 1024, 2048, 20480)] == [4, 4, 8, 80]
 

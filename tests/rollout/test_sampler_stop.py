@@ -19,7 +19,7 @@ from dapo_rl.config import SamplingSettings
 from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.errors import StopRequested
-from dapo_rl.rollout import episodes
+from dapo_rl.rollout import episodes, pending_steps
 from dapo_rl.rollout.episodes import poll_engine
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.train.ledger import Ledger
@@ -32,7 +32,7 @@ KINDS = [["right"] * 4, ["wrong"] * 4, ["right", "wrong", "wrong", "wrong"], ["r
 def no_time_passes(monkeypatch):
     """The number of checks must not depend on the speed of the machine."""
     monkeypatch.setattr(episodes, "STOP_LOOK_S", 60)
-    monkeypatch.setattr(episodes, "ANSWER_LOOK_S", 0.0)
+    monkeypatch.setattr(pending_steps, "ANSWER_LOOK_S", 0.0)
     monkeypatch.setattr(episodes, "GRACE_S", 0.0)
 
 
@@ -268,7 +268,7 @@ def test_samples_in_flight_continue_with_the_same_tokens(where, width):
 
 
 def test_verdicts_that_do_not_come_in_time_are_computed_again(monkeypatch):
-    monkeypatch.setattr(episodes, "ANSWER_LOOK_S", 0.01)
+    monkeypatch.setattr(pending_steps, "ANSWER_LOOK_S", 0.01)
     verifier, stop = LateVerifier(), threading.Event()
     engine = ScriptedEngine(lambda request: [make_sample(3, text=text) for text in KINDS[2]])
     sampler = sampler_for(engine, Prompts(), verifier)

@@ -9,7 +9,8 @@ from dapo_rl.engines.protocol import Engine, Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.envs import OneTurn
 from dapo_rl.rollout.conversation import Conversations
-from dapo_rl.rollout.episodes import Episodes, check_nothing
+from dapo_rl.rollout.episodes import Episodes
+from dapo_rl.rollout.pending_steps import check_nothing
 from dapo_rl.rollout.policy_answers import policy_of
 from dapo_rl.types import Group, Prompt, Verifier
 

@@ -24,7 +24,7 @@ from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rewards.trainer_state import SavedRewardState
 from dapo_rl.rollout.build_conversations import build_conversations, untold_tools
 from dapo_rl.rollout.conversation import Conversations
-from dapo_rl.rollout.episodes import check_nothing
+from dapo_rl.rollout.pending_steps import check_nothing
 from dapo_rl.rollout.policy_answers import longest_question, use_as_judge
 from dapo_rl.rollout.reward_model import load_reward_models
 from dapo_rl.rollout.sampler import Sampler

@@ -10,7 +10,7 @@ from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.evals.metrics import avg, mean, passed
 from dapo_rl.evals.sampling import answer
 from dapo_rl.rollout.conversation import Conversations
-from dapo_rl.rollout.episodes import check_nothing
+from dapo_rl.rollout.pending_steps import check_nothing
 from dapo_rl.types import Group, Prompt, Verifier
 
 
