@@ -26,7 +26,7 @@ from matplotlib.ticker import MaxNLocator
 
 from dapo_rl.base.files import atomic_write
 from dapo_rl.lab.ablate.plan import AblationPlan
-from dapo_rl.lab.ablate.quantities import COMPARABLE
+from dapo_rl.lab.ablate.quantities import COMPARABLE, Quantity
 from dapo_rl.lab.ablate.results import collect, repetition_by_step
 from dapo_rl.lab.ablate.runs import ArmRun, all_runs
 from dapo_rl.lab.ablate.statistics import SeedDifference, paired_difference
@@ -117,6 +117,7 @@ EXPERIMENTS = (
         ),
         "Dynamic Sampling reaches 85 % in fewer steps",
         0.85,
+        seeds=range(10),
     ),
     Experiment(
         "overlong-filtering",
@@ -213,8 +214,8 @@ def differences(experiment: Experiment, data: Mapping[str, Any], count: int) -> 
 
 
 HEAD = (
-    "| technique alone | quantity | without | with | difference | corrected 95 % interval | d | detectable |\n"
-    "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    "| technique alone | quantity | without | with | difference | corrected 95 % interval | exact | d | detectable |\n"
+    "| --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
 )
 
 
@@ -237,12 +238,19 @@ def row(
     assert found.detectable is not None
     means = [np.mean([run[name] for run in arm["runs"]]) for arm in arms]
     head = quantity.head + (f" {to_accuracy:.0%}".replace("%", " %") if name.endswith("_to") else "")
-    bold = "**" if found.excludes_zero else ""
-    interval = f"{bold}{quantity.signed(found.mean - half)} to {quantity.signed(found.mean + half)}{bold}"
+    interval = ends(quantity, (found.mean - half, found.mean + half))
+    exact = "" if found.exact is None else ends(quantity, found.exact)
     detectable = "" if found.excludes_zero else quantity.unsigned(found.detectable)
     cells = [compared, head, *(quantity.write(float(mean)) for mean in means)]
-    cells += [quantity.signed(found.mean), interval, f"{found.effect_size:+.1f}", detectable]
+    cells += [quantity.signed(found.mean), interval, exact, f"{found.effect_size:+.1f}", detectable]
     return f"| {' | '.join(cells)} |"
+
+
+def ends(quantity: Quantity, interval: tuple[float, float]) -> str:
+    """An interval, in bold if it excludes 0."""
+    low, high = interval
+    bold = "" if low <= 0 <= high else "**"
+    return f"{bold}{quantity.signed(low)} to {quantity.signed(high)}{bold}"
 
 
 def read(experiment: Experiment) -> dict[str, Any]:
@@ -258,7 +266,11 @@ def draw(experiment: Experiment, data: Mapping[str, Any]) -> Figure:
     return draw_arms(experiment.title, experiment.panels, data, labels)
 
 
-STYLES = {2: ((GREY, "o"), (BLUE, "s")), 3: ((GREY, "o"), (GREEN, "^"), (BLUE, "s"))}
+STYLES = {
+    2: ((GREY, "o"), (BLUE, "s")),
+    3: ((GREY, "o"), (GREEN, "^"), (BLUE, "s")),
+    6: ((GREY, "o"), ("#e6ab72", "v"), ("#8cc4e8", "P"), (VERMILION, "D"), (BLUE, "s"), (GREEN, "^")),
+}
 """Colours and markers by the number of arms."""
 
 

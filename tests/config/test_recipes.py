@@ -26,6 +26,7 @@ VERDICTS = {
     "guess": "algorithm conformant, ",
     "lab/clip-higher": "not DAPO: ",  # the baseline of an experiment has no technique
     "lab/dynamic-sampling": "not DAPO: ",
+    "lab/off-policy": "not DAPO: ",
     "lab/overlong-filtering": "not DAPO: ",
     "lab/presets": "algorithm conformant, ",
     "lab/qwen-gsm8k": "not DAPO: ",

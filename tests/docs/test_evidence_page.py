@@ -1,13 +1,15 @@
 """The pages of evidence: their tables come from the saved runs, their commands from the experiments."""
 
+import shlex
+
 import evidence
+import evidence_arms
 import evidence_pretrained
-import evidence_vapo
 import evidence_vapo_table
 import pytest
 from support import REPOSITORY
 
-from dapo_rl.lab.ablate.plan import grid, paper_table
+from dapo_rl.lab.ablate.plan import arms_of, grid, paper_table
 from dapo_rl.lab.ablate.techniques import TECHNIQUES
 from dapo_rl.recipes import packaged_recipe, recipe_names
 
@@ -55,24 +57,29 @@ def test_an_experiment_switches_its_technique_and_nothing_else(page, experiment)
     assert labels == [without.label, with_it.label]
 
 
-def test_the_table_on_vapo_is_that_of_the_saved_runs():
-    start = PAGE.index(evidence_vapo.HEAD)
-    shown = PAGE[start:].split("\n\n")[0].removeprefix(evidence_vapo.HEAD).strip().splitlines()
-    assert shown == evidence_vapo.table()
-    assert f"its {evidence_vapo.count()} comparisons" in " ".join(PAGE.split())
+def test_each_table_of_several_arms_is_that_of_the_saved_runs():
+    shown = [part.split("\n\n")[0].strip().splitlines() for part in PAGE.split(evidence_arms.HEAD)[1:]]
+    assert shown == [evidence_arms.table(group) for group in evidence_arms.GROUPS]
+    for group in evidence_arms.GROUPS:
+        assert f"its {evidence_arms.count(group)} comparisons" in " ".join(PAGE.split())
 
 
-@pytest.mark.parametrize("comparison", evidence_vapo.COMPARISONS, ids=lambda comparison: comparison.name)
-def test_a_comparison_has_its_command_its_picture_and_eight_seeds(comparison):
+COMPARISONS = [comparison for group in evidence_arms.GROUPS for comparison in group]
+
+
+@pytest.mark.parametrize("comparison", COMPARISONS, ids=lambda comparison: comparison.name)
+def test_a_comparison_has_its_command_its_picture_and_its_seeds(comparison):
     assert f"    {comparison.command}\n" in PAGE
     assert f"](evidence-{comparison.name}.png)" in PAGE
     assert (REPOSITORY / "docs" / f"evidence-{comparison.name}.png").read_bytes()[:4] == b"\x89PNG"
-    data = evidence_vapo.read(comparison)
+    data = evidence_arms.read(comparison)
     assert data["command"] == comparison.command
     seeds = [sorted(run["seed"] for run in arm["runs"]) for arm in data["arms"]]
-    assert seeds == [list(range(8))] * len(comparison.labels)
-    key, _, values = comparison.vary.partition("=")
-    assert [arm["label"] for arm in data["arms"]] == [f"{key}={value}" for value in values.split(",")]
+    assert seeds == [list(comparison.seeds)] * len(comparison.labels)
+    recipe, words = packaged_recipe(f"lab/{comparison.recipe or comparison.name}"), shlex.split(comparison.vary)
+    options = dict.fromkeys(words[::2], words[1::2])
+    plan = grid(recipe, [], 1, options["--vary"]) if "--vary" in options else arms_of(recipe, [], 1, options["--arm"])
+    assert [arm["label"] for arm in data["arms"]] == [arm.label for arm in plan.arms]
 
 
 def test_the_table_of_vapos_techniques_is_that_of_the_saved_runs():
@@ -92,7 +99,7 @@ def test_the_table_of_vapos_techniques_is_that_of_the_saved_runs():
 
 def test_every_recipe_of_the_lab_has_its_experiment():
     own = {each.recipe or each.name for _, experiments, _ in PAGES.values() for each in experiments}
-    known = {f"lab/{name}" for name in own | {each.name for each in evidence_vapo.COMPARISONS}}
+    known = {f"lab/{name}" for name in own | {each.recipe or each.name for each in COMPARISONS}}
     assert {name for name in recipe_names() if name.startswith("lab/")} == known
 
 

@@ -390,3 +390,12 @@ def test_rejection_on_an_engine_that_is_off_and_metrics_of_a_single_update(tmp_p
     _, (none,), notes = run_of(tmp_path / "none", noisy, *single, *narrow)
     assert notes.count("sampling.top_k=200: sampling is truncated, but") == 1
     assert none["rollout_corr/rollout_rs_masked_fraction"] > 2 * share
+
+
+@pytest.mark.slow
+def test_a_run_on_old_samples_says_how_to_correct_them(tmp_path):
+    words = ["train.steps=1", "train.mini_batches=2", "sampling.ahead=2", "sampling.max_staleness=2"]
+    _, _, notes = run_of(tmp_path / "clipped", *words)
+    assert notes.count("sampling.ahead=2: samples are trained on when they are several weight versions old") == 1
+    _, _, notes = run_of(tmp_path / "weighted", *words, *RECOMPUTED)
+    assert "several weight versions old" not in notes

@@ -173,6 +173,11 @@ class RunTraining:
                 "but the log-probabilities in the loss are those of the full softmax, so the gradient is biased; set "
                 f"sampling.keep_mask=true{limit}, or truncate in evaluation only"
             )
+        if sampling.ahead > 1 and run.config.algo.old_policy == "behaviour":
+            yield (
+                f"sampling.ahead={sampling.ahead:g}: samples are trained on when they are several weight versions old, "
+                "and use up the clip range; set algo.proximal=recomputed algo.importance_cap=2"
+            )
         yield from (*run.notes, *self._callbacks.never_called())
 
     def _save(self) -> None:
