@@ -46,7 +46,7 @@ def products(directory: Path) -> dict[str, Any]:
         "name": directory.name,
         "arms": [arm.label for arm in plan.arms],
         "seeds": list(plan.seeds),
-        "products": [[float(f"{x:.9g}") for x in row] for row in gradients @ gradients.T],
+        "products": [[float(f"{x:.6g}") for x in row] for row in gradients @ gradients.T],
     }
 
 

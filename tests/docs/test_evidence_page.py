@@ -1,11 +1,13 @@
 """The pages of evidence: their tables come from the saved runs, their commands from the experiments."""
 
+import json
 import shlex
 
 import evidence
 import evidence_arms
 import evidence_pretrained
 import evidence_vapo_table
+import gradient_noise
 import pytest
 from support import REPOSITORY
 
@@ -133,3 +135,11 @@ def test_what_is_right_so_far_by_hand():
     assert not evidence.right_so_far(prompt, "3+8=1")
     assert not evidence.right_so_far(prompt, "3+8=11\n11-4=7\nWait\n3+")
     assert evidence.right_so_far("3-8-4=?\n", "3-8=-5\n-5-4=-9\n")
+
+
+def test_the_table_of_gradients_is_that_of_the_saved_runs():
+    data = json.loads((REPOSITORY / "docs" / "evidence" / "overlong-gradient.json").read_text())
+    start = PAGE.index(gradient_noise.HEAD)
+    shown = PAGE[start:].split("\n\n")[0].removeprefix(gradient_noise.HEAD).strip().splitlines()
+    assert shown == gradient_noise.table(data)
+    assert len(data["seeds"]) == 32
