@@ -156,7 +156,12 @@ def test_each_token_is_decoded_a_fixed_number_of_times(portion):
 def test_an_engine_looks_at_each_token_a_fixed_number_of_times(make, monkeypatch):
     copied = []
     then = Trajectory.then
-    monkeypatch.setattr(Trajectory, "then", lambda self, ids, *rest: copied.append(len(ids)) or then(self, ids, *rest))
+
+    def counting(self, ids, *rest, **more):
+        copied.append(len(ids))
+        return then(self, ids, *rest, **more)
+
+    monkeypatch.setattr(Trajectory, "then", counting)
     known, length, stop = Counting(tokenizer()), 400, "never in the text"
     engine = make(small_model(max_position_embeddings=512), known)
     engine.submit(Request("r", (5, 6, 7), 2, SamplingParams(length, stop=(stop,), ignore_eos=True), seed=3))

@@ -135,7 +135,9 @@ def test_output_that_is_not_utf8(means):
 @every_means
 def test_memory_is_limited(means):
     assert run(means, "x = 'a' * 10**9").endswith("MemoryError")
-    assert run(means, "x = []\nwhile True: x.append(bytearray(1 << 20))", memory_mb=200).endswith("MemoryError")
+    filling = "x = []\n    while True: x.append(bytearray(1 << 12))"
+    for code in (filling.replace("    ", ""), f"def fill():\n    {filling}\nfill()"):
+        assert run(means, code, memory_mb=200).endswith("MemoryError")
     code = "import resource as r; r.setrlimit(r.RLIMIT_AS, (r.RLIM_INFINITY, r.RLIM_INFINITY))"
     assert "ValueError" in run(means, code)
 

@@ -307,8 +307,20 @@ def _run(code: bytes) -> None:
     except BaseException as error:
         with _suppressed(BaseException):
             sys.stdout.flush()
+        if isinstance(error, MemoryError):
+            _free(error, module.__dict__)
         _show(error, code)
         sys.exit(1)
+
+
+def _free(error: BaseException, names: dict[str, object]) -> None:
+    """Gives up what the program holds, so that there is memory to show its error."""
+    step = error.__traceback__
+    while step is not None:
+        with _suppressed(RuntimeError):  # the frame of `_run` still runs
+            step.tb_frame.clear()
+        step = step.tb_next
+    names.clear()
 
 
 def _show(error: BaseException, code: bytes) -> None:
