@@ -2,52 +2,27 @@
 prompt_logprobs."""
 
 import json
-import threading
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import torch
+from local_server import LocalServer
 
 CONTEXT = 512
 
 
-class TeacherServer:
+class TeacherServer(LocalServer):
     """`before` gets the path and the body, and returns None, or (status, bytes) in place of the answer."""
 
     def __init__(self, model, tokenizer, before=lambda path, body: None):
         self.model, self.tokenizer, self.before = model, tokenizer, before
         self.asked, self.headers = [], []
-        self._lock = threading.Lock()
-        server = self
+        super().__init__()
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                self._answer(None)
-
-            def do_POST(self):
-                self._answer(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-
-            def _answer(self, body):
-                with server._lock:
-                    server.asked.append((self.path, body))
-                    server.headers.append(dict(self.headers))
-                    status, data = server.before(self.path, body) or (200, None)
-                    if data is None:
-                        data = json.dumps(server.answer(self.path, body)).encode()
-                try:
-                    self.send_response(status)
-                    self.send_header("Content-Length", str(len(data)))
-                    self.end_headers()
-                    self.wfile.write(data)
-                except OSError:
-                    pass  # the client has gone
-
-            def log_message(self, *_):
-                pass
-
-        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self._http.daemon_threads = True
-        self.url = f"http://127.0.0.1:{self._http.server_address[1]}/v1"
+    def respond(self, path, body, headers):
+        with self.lock:
+            self.asked.append((path, body))
+            self.headers.append(headers)
+            status, data = self.before(path, body) or (200, None)
+            return status, {}, json.dumps(self.answer(path, body)).encode() if data is None else data
 
     @property
     def completions(self):
@@ -77,19 +52,6 @@ class TeacherServer:
             )
         return {"index": index, "text": "?", "finish_reason": "length", "prompt_logprobs": positions}
 
-    def start(self):
-        threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True).start()
 
-    def stop(self):
-        self._http.shutdown()
-        self._http.server_close()
-
-
-@contextmanager
 def teacher_server(model, tokenizer, before=lambda path, body: None):
-    server = TeacherServer(model, tokenizer, before)
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop()
+    return TeacherServer(model, tokenizer, before).running()

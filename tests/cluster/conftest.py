@@ -16,7 +16,7 @@ import torch
 from rank_parts import Rank, RanksOfTests, WarmRanks
 from warm_engines import WarmReplica
 
-from dapo_rl.cluster import engine_pool
+from dapo_rl.cluster import build_policy, engine_pool
 from dapo_rl.cluster.ray_session import SLOW_START, STARTS, import_ray
 
 _running: dict = {}
@@ -114,6 +114,14 @@ def start_worker_server():
 def warm_engines(ray_instance):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine_pool, "EngineReplica", WarmReplica)
+        yield
+
+
+@pytest.fixture(scope="module")
+def warm_ranks(ray_instance):
+    """Runs of a module share their ranks."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(build_policy, "RayRanks", WarmRanks)
         yield
 
 

@@ -7,26 +7,19 @@ from threading import Thread
 import pyarrow.parquet as pq
 import pytest
 from patience import wait_until
-from rank_parts import WarmRanks
 from safetensors.torch import load_file
 
 from dapo_rl import Config, DAPOTrainer
-from dapo_rl.cluster import build_policy
 from dapo_rl.cluster.ray_session import import_ray
 from dapo_rl.runs.display import PlainDisplay
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_ranks")]
 
 SMALL = [
     *("train.steps=2", "sampling.prompts_per_step=2", "sampling.group_size=4", "train.mini_batches=1"),
     *("train.epochs_per_step=1", "data.train.size=64", "data.eval=none", "eval.every=none", "log.report=false"),
     *("sampling.on_cap=fill", "sampling.cap=4", "sampling.max_staleness=0"),
 ]
-
-
-@pytest.fixture(autouse=True)
-def warm_ranks(ray_instance, monkeypatch):
-    monkeypatch.setattr(build_policy, "RayRanks", WarmRanks)
 
 
 def run(path, *settings, meanwhile=lambda pool: None):

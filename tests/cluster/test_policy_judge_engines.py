@@ -5,25 +5,16 @@ import json
 
 import pyarrow.parquet as pq
 import pytest
-from rank_parts import WarmRanks
 from support import THOROUGH
 
 from dapo_rl import Config, DAPOTrainer
-from dapo_rl.cluster import build_policy
 from dapo_rl.runs.directory import RunDirectory
 from dapo_rl.runs.display import PlainDisplay
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("warm_ranks", "warm_engines")]
 
 ENGINES = ["cluster.backend=ray", "cluster.engines=2"]
 SYNCHRONOUS = ["sampling.max_staleness=0", "train.steps=2"]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def warm_ranks(ray_instance, warm_engines):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build_policy, "RayRanks", WarmRanks)
-        yield
 
 
 def run(path, *settings, resume=False):

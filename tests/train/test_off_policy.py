@@ -394,8 +394,10 @@ def test_rejection_on_an_engine_that_is_off_and_metrics_of_a_single_update(tmp_p
 
 @pytest.mark.slow
 def test_a_run_on_old_samples_says_how_to_correct_them(tmp_path):
-    words = ["train.steps=1", "train.mini_batches=2", "sampling.ahead=2", "sampling.max_staleness=2"]
-    _, _, notes = run_of(tmp_path / "clipped", *words)
-    assert notes.count("sampling.ahead=2: samples are trained on when they are several weight versions old") == 1
-    _, _, notes = run_of(tmp_path / "weighted", *words, *RECOMPUTED)
+    words, old = ["train.steps=1", "train.mini_batches=2", "sampling.ahead=2"], "sampling.max_staleness=2"
+    _, _, notes = run_of(tmp_path / "clipped", *words, old)
+    assert notes.count("sampling.ahead=2: samples can be several weight versions old") == 1
+    _, _, notes = run_of(tmp_path / "weighted", *words, old, *RECOMPUTED)
+    assert "several weight versions old" not in notes
+    _, _, notes = run_of(tmp_path / "one", *words, "sampling.max_staleness=1")
     assert "several weight versions old" not in notes

@@ -167,7 +167,7 @@ def _teacher(config: RunSettings) -> Iterator[str]:
         if fault := _fault_of_teacher_prompt(teacher.prompt):
             yield f"teacher.prompt: {fault}"
         if config.env.given:
-            yield "teacher.prompt: episodes with an environment have prompts of their own; leave it out"
+            yield "teacher.prompt: environments render their own prompts; leave it out"
 
 
 def _fault_of_teacher_prompt(prompt: str) -> str:

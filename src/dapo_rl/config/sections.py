@@ -516,7 +516,7 @@ class TeacherSettings(Section):
     weight: float = Field(1.0, gt=0)
     """Weight of log π_teacher − log π in the advantage of a token."""
     prompt: str | None = None
-    """What the teacher reads in place of the prompt, with {prompt} and {answer} in the places of these texts. Without
+    """Template for what the teacher reads instead of the prompt; {prompt} and {answer} are replaced. Without
     `teacher.name`, the teacher is the policy as the run starts."""
     model: str | None = None
     """Name of the model on the server; by default the first that it lists."""
@@ -525,7 +525,7 @@ class TeacherSettings(Section):
     timeout_s: float = Field(60.0, gt=0)
     """The time limit of a request to the server."""
     retries: int = Field(4, ge=0)
-    """How often a request that fails is made again, before the run stops with a checkpoint."""
+    """How often a failed request is retried before the run stops with a checkpoint."""
 
     @property
     def given(self) -> bool:
@@ -539,7 +539,7 @@ class TeacherSettings(Section):
 
     @property
     def loaded(self) -> bool:
-        """Whether it is a model of its own, loaded beside the policy."""
+        """Whether a separate model is loaded beside the policy."""
         return self.name is not None and not self.served
 
     @property

@@ -1,4 +1,4 @@
-"""Sources whose weights follow what is learnt from them: those with more informative groups are drawn from more often.
+"""A mixture that draws more often from sources with more informative groups.
 
 The share of a source is its weight times its recent share of informative groups, those with a signal to train on. It
 falls to no less than a tenth of that of a source whose groups all are, so that progress on it is noticed.
@@ -17,7 +17,7 @@ from dapo_rl.types import Prompt
 FLOOR = 0.1
 """The least share of informative groups that a source counts with."""
 MEMORY = 16.0
-"""Batches of groups after which what was seen of the sources has faded to about 1 / e."""
+"""Batches of groups after which an observation counts about 1 / e."""
 
 
 class SavedInformative(SavedMixture):

@@ -7,9 +7,13 @@ It imports only modules of the standard library that load quickly, because every
 - a seccomp filter: no sockets, no other processes and no signals to them, no changes of owners and permissions.
 
 Where the kernel has no such filter, a supervisor kills the processes that the code leaves, and the network is left by
-entering another namespace, if that is permitted. The arguments are the limits `cpu_s`, `memory` and `file_size`, the
-process id of `parent` (or 0), whether to set limits only (`bare`), whether to `report` what is contained instead of
-running code, and the paths that are readable.
+entering another namespace, if that is permitted. The arguments are, in this order:
+
+- the limits `cpu_s`, `memory` and `file_size`
+- `parent`: its process id, or 0
+- `bare`: 1 to set limits only
+- `report`: 1 to print what is contained, and run nothing
+- the readable paths
 """
 
 from __future__ import annotations
@@ -314,7 +318,7 @@ def _run(code: bytes) -> None:
 
 
 def _free(error: BaseException, names: dict[str, object]) -> None:
-    """Gives up what the program holds, so that there is memory to show its error."""
+    """Frees what the program holds, to have memory for printing its error."""
     step = error.__traceback__
     while step is not None:
         with _suppressed(RuntimeError):  # the frame of `_run` still runs

@@ -157,7 +157,8 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
         train_prompts, eval_prompts = prompt_sets(config, inputs, tokenizer, verifier, environments)
         notes.append(shared_prompts(train_prompts, eval_prompts, tuple(sources.values())))
         device = backend.device()
-        longest = longest_sample(config, model, train_prompts, eval_prompts, has_environment=environments is not None)
+        has_environment = environments is not None
+        longest = longest_sample(config, model, train_prompts, eval_prompts, has_environment=has_environment)
         loaded = LoadedModel(
             model=model,
             tokenizer=tokenizer,
@@ -166,10 +167,7 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
             dtype=compute_dtype(config.model, device),
             save_dtype=saved_dtype(config.model, stored),
         )
-        has_environment = environments is not None
-        teacher = build_teacher(
-            config, model, tokenizer, train_prompts, loaded.longest, has_environment=has_environment
-        )
+        teacher = build_teacher(config, model, tokenizer, train_prompts, longest, has_environment=has_environment)
         workers = backend.build(config, loaded, losses, resources, display)
         policy, critic = workers.policy, workers.critic
         use_as_judge(verifier, workers.engine, tokenizer, config, loaded.context)

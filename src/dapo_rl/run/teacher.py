@@ -22,7 +22,7 @@ def build_teacher(
         return None
     if settings.prompt is not None:
         if has_environment:
-            raise UserError("teacher.prompt: episodes with an environment have prompts of their own; leave it out")
+            raise UserError("teacher.prompt: environments render their own prompts; leave it out")
         own = TeacherPrompts(settings.prompt, tokenizer, config.data)
         longest_prompt = own.check(prompts.prompts)
         longest = longest_prompt + config.sampling.max_new_tokens

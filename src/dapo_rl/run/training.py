@@ -173,10 +173,10 @@ class RunTraining:
                 "but the log-probabilities in the loss are those of the full softmax, so the gradient is biased; set "
                 f"sampling.keep_mask=true{limit}, or truncate in evaluation only"
             )
-        if sampling.ahead > 1 and run.config.algo.old_policy == "behaviour":
+        if min(sampling.ahead, sampling.max_staleness) > 1 and run.config.algo.old_policy == "behaviour":
             yield (
-                f"sampling.ahead={sampling.ahead:g}: samples are trained on when they are several weight versions old, "
-                "and use up the clip range; set algo.proximal=recomputed algo.importance_cap=2"
+                f"sampling.ahead={sampling.ahead:g}: samples can be several weight versions old when they are trained "
+                "on, and use up the clip range; set algo.proximal=recomputed algo.importance_cap=2"
             )
         yield from (*run.notes, *self._callbacks.never_called())
 

@@ -333,7 +333,8 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
     if done.last_pass:
         batch = with_diagnostics(batch, done.last_pass)
         batch = with_off_policy_metrics(batch, config)
-    if name := (weights := run.policy.weights()).not_finite():
+    weights = run.policy.weights()
+    if name := weights.not_finite():
         raise NonFiniteError(f"the update made weights that are not finite, in {name}")
     if config.syncs_reference(step):
         run.policy.sync_reference(config.algo.ref_mixup_alpha)

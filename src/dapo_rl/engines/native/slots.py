@@ -138,8 +138,8 @@ class SlotState:
         return DrawParams(*settings, truncates, self.keeps[slots], self.kept_ids.shape[-1] if truncates else 0)
 
     def record_kept(self, slots: Tensor, kept_BK: Tensor) -> None:
-        """Records the tokens that truncation kept for the next token, before `advance` appends it. What a finished slot
-        gets is beyond its last token."""
+        """Records which tokens truncation kept for the next token; call it before `advance` appends that token. A
+        finished slot gets a row beyond its last token, which nothing reads."""
         if kept_BK.shape[-1]:
             self.kept_ids[slots, self.generated[slots].long()] = kept_BK
 
