@@ -135,11 +135,29 @@ def test_output_that_is_not_utf8(means):
 @every_means
 def test_memory_is_limited(means):
     assert run(means, "x = 'a' * 10**9").endswith("MemoryError")
-    filling = "x = []\n    while True: x.append(bytearray(1 << 12))"
-    for code in (filling.replace("    ", ""), f"def fill():\n    {filling}\nfill()"):
-        assert run(means, code, memory_mb=200).endswith("MemoryError")
+    assert run(means, "x = []\nwhile True: x.append(bytearray(1 << 20))", memory_mb=200).endswith("MemoryError")
     code = "import resource as r; r.setrlimit(r.RLIMIT_AS, (r.RLIM_INFINITY, r.RLIM_INFINITY))"
     assert "ValueError" in run(means, code)
+
+
+FILL = """
+x, size = [], 1 << 20
+while size > 4096:
+    try:
+        x.append(bytearray(size))
+    except MemoryError:
+        size //= 2
+raise MemoryError
+"""
+
+
+@every_means
+@pytest.mark.parametrize("code", [FILL, f"def fill():{FILL.replace(chr(10), chr(10) + '    ')}\nfill()"])
+def test_a_program_that_has_used_up_its_memory_is_shown_its_error(means, code):
+    """Nothing is left to load what formats a traceback."""
+    said = run(means, code, memory_mb=200)
+    assert said.endswith("    raise MemoryError\nMemoryError")
+    assert "<string>" not in said
 
 
 @every_means
