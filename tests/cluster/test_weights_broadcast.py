@@ -121,12 +121,14 @@ def in_a_group(members, work, timeout_s=10.0):
     results = {}
 
     def take_part(index):
-        channel = WeightChannel(address, index, members, "cpu", timeout_s, store if index == 0 else None)
+        channel = None
         try:
+            channel = WeightChannel(address, index, members, "cpu", timeout_s, store if index == 0 else None)
             results[index] = work(index, channel)
         except ChannelBrokenError as error:
             results[index] = error
-            channel.close()
+            if channel:
+                channel.close()
 
     threads = [Thread(target=take_part, args=(index,)) for index in range(members)]
     for thread in threads:

@@ -54,6 +54,8 @@ def test_the_steady_state_has_neither_beginning_nor_end():
     # More than a fifth of 10 turns have ended at 2.0 s; then come 2.5, 3.0, 4.0 and 6.0, of 7 tokens each.
     assert steady_state(ends, last_opened=6.0, work=work) == Steady(seconds=4.0, tokens=28)
     assert steady_state(ends, last_opened=5.0, work=work) == Steady(seconds=3.0, tokens=21)
+    # Too few to measure: an episode that was opened late by chance.
+    assert steady_state(ends, last_opened=3.0, work=work) is None
     assert steady_state(ends, last_opened=2.0, work=work) is None
 
 

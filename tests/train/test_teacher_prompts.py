@@ -99,7 +99,7 @@ def test_mistakes_are_one_line():
             Config.build({"teacher.prompt": template})
         assert str(caught.value) == f"teacher.prompt: {said}"
     for settings, said in (
-        ({"env.tools": ["calculator"]}, r"^teacher\.prompt: episodes with an environment"),
+        ({"env.tools": ["calculator"]}, r"^teacher\.prompt: environments render their own prompts"),
         ({"algo.advantage": "gae"}, r"^teacher\.prompt: a critic's advantages"),
     ):
         with pytest.raises(UserError, match=said):

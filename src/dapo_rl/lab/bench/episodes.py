@@ -149,13 +149,15 @@ class Steady:
 
 
 def steady_state(turn_ends: Sequence[float], last_opened: float, work: Workload) -> Steady | None:
-    """From the moment when more than `BEGINNING` of the turns have ended until the last episode begins; None if it
-    begins earlier. `turn_ends` are the times at which turns ended, in order; a turn's tokens count at its end."""
+    """From the moment when more than `BEGINNING` of the turns have ended until the last episode begins; None if
+    fewer turns than in that beginning end there. `turn_ends` are the times at which turns ended, in order; a turn's
+    tokens count at its end."""
     assert work.tools is not None
-    first = turn_ends[int(BEGINNING * len(turn_ends))]
-    if last_opened <= first:
-        return None
+    beginning = int(BEGINNING * len(turn_ends))
+    first = turn_ends[beginning]
     turns = sum(first < end <= last_opened for end in turn_ends)
+    if turns <= beginning:
+        return None
     return Steady(last_opened - first, turns * (work.tokens // work.tools.turns))
 
 
