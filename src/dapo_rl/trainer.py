@@ -16,7 +16,8 @@ from transformers.utils import logging
 
 from dapo_rl.base.quote import shown
 from dapo_rl.compat.trl.accelerator import Accelerator
-from dapo_rl.compat.trl.arguments import (
+from dapo_rl.compat.trl.callbacks import Callbacks, with_trl_names
+from dapo_rl.compat.trl.check_arguments import (
     check_arguments,
     check_environments,
     refuse_arguments,
@@ -25,8 +26,8 @@ from dapo_rl.compat.trl.arguments import (
     resume_requested,
     with_reward_models,
 )
-from dapo_rl.compat.trl.callbacks import CallbackArguments, Callbacks, with_trl_names
 from dapo_rl.compat.trl.grpo_config import count_rows, script_settings
+from dapo_rl.compat.trl.training_arguments import CallbackArguments
 from dapo_rl.config import Config
 from dapo_rl.data.sources import choose_splits
 from dapo_rl.errors import UserError

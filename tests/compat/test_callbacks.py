@@ -8,7 +8,8 @@ import pytest
 from transformers import EarlyStoppingCallback, PrinterCallback, TrainerCallback, TrainerControl, TrainerState
 from transformers.trainer_callback import DefaultFlowCallback
 
-from dapo_rl.compat.trl.callbacks import TRL_NAMES, CallbackArguments, Callbacks, with_trl_names
+from dapo_rl.compat.trl.callbacks import TRL_NAMES, Callbacks, with_trl_names
+from dapo_rl.compat.trl.training_arguments import CallbackArguments
 from dapo_rl.config import Config
 from dapo_rl.errors import NonFiniteError, UserError
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dapo_rl import DAPOTrainer
-from dapo_rl.compat.trl.arguments import check_arguments, check_environments
+from dapo_rl.compat.trl.check_arguments import check_arguments, check_environments
 from dapo_rl.compat.trl.grpo_config import script_settings
 from dapo_rl.config import Config
 from dapo_rl.envs.trl_environment import TRLEnvironment

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from grpo_fields import decisions
 
-from dapo_rl.compat.trl.arguments import REFUSED, refuse_arguments, refuse_processor, with_reward_models
+from dapo_rl.compat.trl.check_arguments import REFUSED, refuse_arguments, refuse_processor, with_reward_models
 from dapo_rl.compat.trl.grpo_config import is_grpo_config, read_grpo_config, script_settings
 from dapo_rl.config import Config
 from dapo_rl.config.peers import LIBRARIES

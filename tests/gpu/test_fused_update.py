@@ -12,7 +12,7 @@ from support import train_sample
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from dapo_rl.config import AlgoSettings, TrainSettings
-from dapo_rl.models.lm_head import token_logps
+from dapo_rl.models.chunked_lm_head import token_logps
 from dapo_rl.models.response_logps import ResponseLogps
 from dapo_rl.train.policy import HFPolicy
 

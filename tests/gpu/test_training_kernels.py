@@ -15,13 +15,13 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 if not (torch.cuda.is_available() or INTERPRETED):
     pytest.skip("neither a CUDA GPU nor Triton's interpreter", allow_module_level=True)
 
+from dapo_rl.models.chunked_lm_head import token_logps  # noqa: E402
 from dapo_rl.models.kernels.gated import gated_product  # noqa: E402
 from dapo_rl.models.kernels.gather import read_rows  # noqa: E402
 from dapo_rl.models.kernels.joint_linear import joint_linear  # noqa: E402
 from dapo_rl.models.kernels.norm import add_and_norm  # noqa: E402
 from dapo_rl.models.kernels.rotary import rotated  # noqa: E402
 from dapo_rl.models.kernels.softmax import softmax_pulls, softmax_stats  # noqa: E402
-from dapo_rl.models.lm_head import token_logps  # noqa: E402
 from dapo_rl.models.packing import reads_by_row  # noqa: E402
 
 pytestmark = pytest.mark.gpu

@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import train_sample
-from test_lm_head import Operations, head
+from test_chunked_lm_head import Operations, head
 from test_response_logps import assert_equal_computations, gradients, model_of, ragged_samples
 
 from dapo_rl.algo import entropy_from_logits
-from dapo_rl.models import lm_head
-from dapo_rl.models.lm_head import token_logps
+from dapo_rl.models import chunked_lm_head
+from dapo_rl.models.chunked_lm_head import token_logps
 from dapo_rl.models.response_logps import response_logps
 from dapo_rl.objectives import numpy_twin_tokens
 
@@ -101,7 +101,7 @@ def test_all_tokens_kept_is_the_whole_softmax():
 @pytest.mark.parametrize("vocabulary", [1000, 4000])
 def test_no_tensor_grows_with_tokens_times_vocabulary(vocabulary, monkeypatch):
     budget = 40_000
-    monkeypatch.setitem(lm_head.CHUNK_ELEMENTS, "cpu", budget)
+    monkeypatch.setitem(chunked_lm_head.CHUNK_ELEMENTS, "cpu", budget)
     hidden, weight, _, targets, factor = head(tokens=500, vocabulary=vocabulary, width=2, bias=False)
     kept = some_kept(targets.tolist(), vocabulary, 8)
     with Operations() as made:

@@ -10,8 +10,8 @@ from support import make_prompt, tokenizer
 from dapo_rl.config import Config, RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards import as_verifier, build_verifier
+from dapo_rl.rewards.model_verifier import Exchange, GivenModel
 from dapo_rl.rewards.pool import VerifierPool
-from dapo_rl.rewards.reward_model import Exchange, GivenModel
 from dapo_rl.rewards.served import MixedVerifier
 from dapo_rl.rollout.reward_model import RewardModel, load_reward_models
 from dapo_rl.types import Prompt, Trajectory

@@ -9,7 +9,7 @@ from dapo_rl.base.saved import parse_state
 from dapo_rl.config import SamplingSettings
 from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.errors import CapReachedError
-from dapo_rl.rollout.group_filter import Grading
+from dapo_rl.rollout.dynamic_sampling import Grading
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.rollout.sampler_state import SavedSampler
 from dapo_rl.types import RewardPart, Verdict

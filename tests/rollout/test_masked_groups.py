@@ -7,7 +7,7 @@ from support import Prompts, ScriptedEngine, TextVerifier, full_batch, make_prom
 
 from dapo_rl.config import Config
 from dapo_rl.engines.protocol import SamplingParams
-from dapo_rl.rollout.group_filter import Grading, outcome_of
+from dapo_rl.rollout.dynamic_sampling import Grading, outcome_of
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.types import Group, Verdict
 

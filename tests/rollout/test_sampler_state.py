@@ -14,7 +14,7 @@ from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.batch_builder import BatchBuilder, PausedBatch
-from dapo_rl.rollout.group_filter import Grading, Observed
+from dapo_rl.rollout.dynamic_sampling import Grading, Observed
 from dapo_rl.rollout.in_flight import InFlightGroup, Unread
 from dapo_rl.rollout.sampler_state import FILE, SamplerState
 from dapo_rl.rollout.saved_episodes import SavedFlight

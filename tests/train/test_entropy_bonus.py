@@ -11,7 +11,7 @@ from test_policy import AGGREGATIONS, gradient, make_policy, samples_for, small_
 from dapo_rl.algo import aggregate
 from dapo_rl.config import AlgoSettings, Config
 from dapo_rl.errors import UserError
-from dapo_rl.models import lm_head
+from dapo_rl.models import chunked_lm_head
 from dapo_rl.models.response_logps import padded_inputs
 from dapo_rl.train.coefficients import FILE, Coefficients, Coefs
 from dapo_rl.train.learner import total
@@ -37,7 +37,7 @@ def of_entropy(model, samples, aggregation):
 @pytest.mark.parametrize("packed", [True, False])
 def test_the_bonus_adds_the_gradient_of_the_entropy(aggregation, packed, monkeypatch):
     """With micro-batches of a few samples, and the logits of a few tokens at a time."""
-    monkeypatch.setitem(lm_head.CHUNK_ELEMENTS, "cpu", 1)
+    monkeypatch.setitem(chunked_lm_head.CHUNK_ELEMENTS, "cpu", 1)
     model = small_model()
     samples = samples_for(model, masked=(1,))
     how = {"train": WAYS | {"packed": packed}, "aggregation": aggregation}

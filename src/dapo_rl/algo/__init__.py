@@ -1,9 +1,8 @@
 """The mathematics under its public name: `from dapo_rl.algo import dapo_policy_loss`."""
 
-from dapo_rl.objectives.advantages import group_advantages
+from dapo_rl.objectives.advantages import dynamic_sampling_filter, group_advantages
 from dapo_rl.objectives.aggregation import ClipFractions, aggregate, clip_fractions, dapo_policy_loss
 from dapo_rl.objectives.critic import explained_variance, positive_lm_loss, value_loss
-from dapo_rl.objectives.dynamic_sampling import dynamic_sampling_filter
 from dapo_rl.objectives.generalized_advantage import adaptive_lambda, decoupled_gae, gae, token_rewards, whitened
 from dapo_rl.objectives.importance import importance_weights
 from dapo_rl.objectives.kl import entropy_from_logits, kl_penalty

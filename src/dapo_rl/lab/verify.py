@@ -30,7 +30,7 @@ from dapo_rl.evals.sampling import answer
 from dapo_rl.lab.verify_episodes import DryMessage, conversation_of
 from dapo_rl.lab.verify_findings import Advice, Facts, find_all
 from dapo_rl.outcomes import Outcome
-from dapo_rl.rollout.group_filter import Grading, outcome_of
+from dapo_rl.rollout.dynamic_sampling import Grading, outcome_of
 from dapo_rl.run.build import Run, build_run
 from dapo_rl.run.inputs import TrainerInputs
 from dapo_rl.runs.display import PlainDisplay

@@ -52,7 +52,7 @@ from dapo_rl.memory.one_gpu import (
 from dapo_rl.memory.ranks import ranks_report
 from dapo_rl.memory.report import GIB, Memory, MemoryPart, MemoryReport
 from dapo_rl.memory.sizes import RUNTIME, USABLE, RunSizes, run_sizes, update_tokens
-from dapo_rl.models.lm_head import CHUNK_ELEMENTS
+from dapo_rl.models.chunked_lm_head import CHUNK_ELEMENTS
 from dapo_rl.models.load import compute_dtype
 
 GPUS = {

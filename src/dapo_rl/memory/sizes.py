@@ -9,7 +9,7 @@ from dapo_rl.config import Config
 from dapo_rl.engine_specs import engine_spec
 from dapo_rl.engines.native.kv_cache import KEPT_ID_BYTES, PAGE_TOKENS
 from dapo_rl.memory.model_size import ModelSize, classifier_parameters, size_of
-from dapo_rl.models.lm_head import CHUNK_ELEMENTS
+from dapo_rl.models.chunked_lm_head import CHUNK_ELEMENTS
 
 RUNTIME = 1 << 30
 """The CUDA context, kernels and workspaces; on a CPU, Python and its libraries."""

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from dapo_rl.models.attention import UnsupportedAttentionError, attending, depends_on_neighbours
+from dapo_rl.models.chunked_lm_head import IMPOSSIBLE, not_kept, token_logps
 from dapo_rl.models.device import quick_products, to_device
-from dapo_rl.models.lm_head import IMPOSSIBLE, not_kept, token_logps
 from dapo_rl.models.packing import Packed, Reads, pack
 from dapo_rl.models.recompute import check_layers, recomputing
 from dapo_rl.objectives.kl import entropy_from_logits

@@ -19,7 +19,7 @@ from dapo_rl.rewards.judge.endpoint import EndpointJudge
 from dapo_rl.rewards.judge.judge_file import read_judge
 from dapo_rl.rewards.judge.policy import PolicyJudge
 from dapo_rl.rewards.math import ExactVerifier, MathVerifier
-from dapo_rl.rewards.reward_model import GivenModel, ModelVerifier
+from dapo_rl.rewards.model_verifier import GivenModel, ModelVerifier
 from dapo_rl.rewards.served import MixedVerifier, Served
 from dapo_rl.rewards.validation import limit_of
 from dapo_rl.types import Verifier

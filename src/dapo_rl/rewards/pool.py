@@ -16,7 +16,7 @@ from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.judge.policy import JudgingPolicy, PolicyJudge
 from dapo_rl.rewards.judge.verifier import JudgeVerifier, figures_of
-from dapo_rl.rewards.reward_model import GivenModel, ModelVerifier, Scorer
+from dapo_rl.rewards.model_verifier import GivenModel, ModelVerifier, Scorer
 from dapo_rl.rewards.served import MixedTicket, MixedVerifier, Served
 from dapo_rl.rewards.service import Reply, decode_reply, encode_call, verifier_service
 from dapo_rl.rewards.trainer_state import AT_START, RewardState

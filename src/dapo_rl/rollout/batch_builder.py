@@ -13,7 +13,7 @@ from dapo_rl.base.format import counted
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import CapReachedError
 from dapo_rl.outcomes import OUTCOMES, Outcome
-from dapo_rl.rollout.group_filter import has_spread
+from dapo_rl.rollout.dynamic_sampling import has_spread
 from dapo_rl.rollout.in_flight import Unread
 from dapo_rl.types import Group, Prompt
 

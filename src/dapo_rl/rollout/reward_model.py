@@ -14,8 +14,8 @@ from dapo_rl.config import Config
 from dapo_rl.data.template import render
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import check_one_label, compute_dtype, load_reward_model, load_tokenizer, pad_id
+from dapo_rl.rewards.model_verifier import Exchange, GivenModel
 from dapo_rl.rewards.pool import VerifierPool
-from dapo_rl.rewards.reward_model import Exchange, GivenModel
 
 KEY = "reward.verifier"
 

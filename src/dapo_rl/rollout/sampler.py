@@ -31,9 +31,9 @@ from dapo_rl.outcomes import Outcome
 from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.batch_builder import Admission, BatchBuilder, FailedBatch, PausedBatch, SampledBatch, at_cap
 from dapo_rl.rollout.conversation import Conversations
+from dapo_rl.rollout.dynamic_sampling import Grading, GroupFilter, has_spread, outcome_of
 from dapo_rl.rollout.environment_failures import check_failures
 from dapo_rl.rollout.episodes import Episodes
-from dapo_rl.rollout.group_filter import Grading, GroupFilter, has_spread, outcome_of
 from dapo_rl.rollout.pending_steps import check_nothing
 from dapo_rl.rollout.policy_answers import policy_of
 from dapo_rl.rollout.sampler_state import SamplerState

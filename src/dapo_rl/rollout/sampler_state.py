@@ -31,7 +31,7 @@ from dapo_rl.rewards.validation import fault_of
 from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.batch_builder import BatchBuilder, PausedBatch
 from dapo_rl.rollout.conversation import Conversation
-from dapo_rl.rollout.group_filter import Grading, Observed
+from dapo_rl.rollout.dynamic_sampling import Grading, Observed
 from dapo_rl.rollout.in_flight import InFlightGroup, Unread
 from dapo_rl.rollout.saved_episodes import NOTHING_RESTARTED, Restarted, SavedFlight, SavedStep
 from dapo_rl.rollout.trajectory_file import read_trajectories, trajectory_file, write_trajectories

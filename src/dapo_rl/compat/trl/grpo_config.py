@@ -17,7 +17,7 @@ from typing import Any
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
-from dapo_rl.compat.trl.arguments import function_list
+from dapo_rl.compat.trl.check_arguments import function_list
 from dapo_rl.config import PRESETS, Config, SourceSettings
 from dapo_rl.config.peers import LIBRARIES, leaves, reason
 from dapo_rl.config.peers.values import written

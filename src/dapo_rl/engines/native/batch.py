@@ -16,6 +16,7 @@ from dapo_rl.engines.native.kv_cache import KVBudget, KVCache, LayerShape, zeros
 from dapo_rl.engines.native.model_runner import GraphedSteps, Look, eager_step
 from dapo_rl.engines.native.output_processor import OutputProcessor
 from dapo_rl.engines.native.page_table import Pages
+from dapo_rl.engines.native.preemption import extend_or_preempt
 from dapo_rl.engines.native.slots import NO_SLOT, BatchRow, SlotState
 from dapo_rl.engines.protocol import Completion, Request
 from dapo_rl.engines.token_sampling import draw_tokens, row_keys, uniforms
@@ -146,21 +147,14 @@ class RunningBatch:
         return left
 
     def _extend(self, steps: int, put_back: Callable[[BatchRow, Trajectory], None]) -> int:
-        """Gives the rows pages for the next steps, the oldest first."""
+        """Gives the rows pages for the next steps; returns how many were preempted."""
         if self.pages.whole:
             return 0
         short = self._short(steps)
         if sum(self.pages.lacking(row.slot, tokens) for row, tokens in short) > self.pages.free:
             self.drain()
             short = self._short(steps)
-        by_age = sorted(self.rows, key=lambda row: row.age) if short else []
-        count = len(by_age)
-        for row, tokens in sorted(short, key=lambda pair: pair[0].age):
-            while row.slot != NO_SLOT and self.pages.lacking(row.slot, tokens) > self.pages.free:
-                self.leave([by_age.pop()], put_back)
-            if row.slot != NO_SLOT:
-                self.pages.extend(row.slot, tokens)
-        return count - len(by_age)
+        return extend_or_preempt(short, self.rows, self.pages, lambda row: self.leave([row], put_back))
 
     def _short(self, steps: int) -> list[tuple[BatchRow, int]]:
         """Rows that lack pages for the next steps, and the tokens that they can have then."""

@@ -16,7 +16,7 @@ from dapo_rl.rewards.custom import DEFAULT_THRESHOLD
 from dapo_rl.rewards.judge.judge_file import JudgeSettings, rendered
 from dapo_rl.rewards.judge.reading import NoMarkError, score_of
 from dapo_rl.rewards.judge.record import JudgeRecord, key_of
-from dapo_rl.rewards.reward_model import exchange_of
+from dapo_rl.rewards.model_verifier import exchange_of
 from dapo_rl.rewards.served import Served
 from dapo_rl.rewards.validation import failure, fault_of_score
 from dapo_rl.types import Prompt, RewardPart, Trajectory, Verdict, VerdictStatus

@@ -26,7 +26,7 @@ from dapo_rl.base.quote import describe
 from dapo_rl.choices import Masking
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import UserError
-from dapo_rl.objectives.dynamic_sampling import dynamic_sampling_filter
+from dapo_rl.objectives.advantages import dynamic_sampling_filter
 from dapo_rl.outcomes import Outcome
 from dapo_rl.types import Group, Verdict
 

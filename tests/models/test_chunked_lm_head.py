@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dapo_rl.algo import entropy_from_logits
-from dapo_rl.models import lm_head
-from dapo_rl.models.lm_head import token_logps
+from dapo_rl.models import chunked_lm_head
+from dapo_rl.models.chunked_lm_head import token_logps
 
 
 def head(tokens=23, vocabulary=61, width=12, bias=True, seed=0):
@@ -119,7 +119,7 @@ def test_a_token_that_is_almost_certain_keeps_its_gradient_in_bfloat16():
 @pytest.mark.parametrize("vocabulary", [1000, 4000, 16000])
 def test_no_tensor_grows_with_tokens_times_vocabulary(vocabulary, monkeypatch):
     budget = 40_000
-    monkeypatch.setitem(lm_head.CHUNK_ELEMENTS, "cpu", budget)
+    monkeypatch.setitem(chunked_lm_head.CHUNK_ELEMENTS, "cpu", budget)
     hidden, weight, _, targets, factor = head(tokens=500, vocabulary=vocabulary, width=2, bias=False)
     with Operations() as made:
         logps, _ = token_logps(hidden, weight, None, targets)
@@ -135,7 +135,7 @@ def test_slices_within_a_chunk_change_nothing(dtype, monkeypatch):
     hidden, weight, bias, targets, factor = head(tokens=50)
     results = []
     for rows in (50, 7, 1):
-        monkeypatch.setitem(lm_head.SLICE_ELEMENTS, "cpu", rows * len(weight))
+        monkeypatch.setitem(chunked_lm_head.SLICE_ELEMENTS, "cpu", rows * len(weight))
         with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
             logps, entropy = token_logps(hidden, weight, bias, targets, chunk_rows=20)
         results.append([logps, entropy, *torch.autograd.grad(logps, [hidden, weight, bias], factor)])

@@ -17,7 +17,7 @@ from dapo_rl.config.recipe import setting_named
 from dapo_rl.envs.tools import load_tools
 from dapo_rl.envs.trl_environment import check_class, class_of, owns_reward
 from dapo_rl.errors import UserError
-from dapo_rl.rewards.reward_model import GivenModel
+from dapo_rl.rewards.model_verifier import GivenModel
 
 _OTHER_NAMES = {
     "tokenizer": ("processing_class",),
