@@ -308,8 +308,8 @@ class SamplingSettings(Section):
     max_batch: int | None = Field(None, ge=1)
     """Maximum number of sequences that the engine generates at once; by default 1024, `hf` 256."""
     kv_memory_gib: float | None = Field(None, gt=0)
-    """`native`: size of the KV cache; requests that do not fit wait. By default 1/3 of GPU memory, or 1/4 of RAM or of
-    the control group's limit."""
+    """`native`: size of the KV cache; requests that do not fit wait. By default 1/3 of the GPU's free memory, more or
+    less if the run would not fit otherwise; without a GPU, 1/4 of RAM or of the control group's limit."""
 
     @property
     def truncations(self) -> dict[str, float]:
@@ -493,7 +493,8 @@ class TrainSettings(Section):
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
     """`adamw_8bit` (torchao) stores the moments in 2 bytes per weight instead of 8."""
     token_budget: int | None = Field(None, ge=1)
-    """Maximum tokens per micro-batch; by default 16384 or the longest sample, on a GPU as many as 1/3 of it holds."""
+    """Maximum tokens per micro-batch; by default 16384 or the longest sample, on a GPU as many as a third of its
+    free memory holds."""
     packed: bool = True
     """Concatenate samples without padding and compute the prompt of a group once; false: pad samples."""
     gradient_checkpointing: bool | Literal["auto"] = "auto"
