@@ -119,8 +119,8 @@ IMPORTANCE_LEVELS: dict[ImportanceLevel, str] = {
 }
 
 IMPORTANCE_MODES: dict[ImportanceMode, str] = {
-    "truncate": "has the bound as its weight",
-    "mask": "has the weight 0, and still counts in the denominator",
+    "truncate": "gets the bound as its weight",
+    "mask": "gets the weight 0, and still counts in the denominator",
 }
 
 
@@ -133,7 +133,7 @@ class RejectionChoice:
 
 
 REJECTIONS: dict[Rejection, RejectionChoice] = {
-    "token": RejectionChoice("tokens, each alone, whose r is outside [low, high]", True),
+    "token": RejectionChoice("tokens whose own r is outside [low, high]", True),
     "geometric": RejectionChoice("samples whose geometric mean of r is outside [low, high]", True),
     "product": RejectionChoice("samples whose product of r is outside [low, high]", True),
     "k3": RejectionChoice("samples whose mean of r − 1 − log r is above the bound"),

@@ -34,7 +34,7 @@ class LoraSettings(Section):
     targets: str | tuple[str, ...] = "all-linear"
     """Layers to adapt: `all-linear` (all but the output layer), or a list of names such as `[q_proj, v_proj]`."""
     dropout: float = Field(0.0, ge=0, lt=1)
-    """Dropout on the inputs of the adapters, in updates only: sampling and scoring go without it."""
+    """Dropout on the inputs of the adapters, during updates only."""
     use_rslora: bool = False
     """rsLoRA: the output is multiplied by alpha / √rank instead."""
     use_dora: bool = False
@@ -69,7 +69,7 @@ Window = tuple[float, float]
 class DataSettings(Section):
     train: Sources = "arithmetic"
     """A .jsonl or .parquet file, a hub data set, `reasoning_gym:NAME` or `arithmetic`; {source: …} adds parameters. Or
-    a list of these, mixed in proportion to their weights if {source: …, weight: 2} gives any."""
+    a list of these, mixed in proportion to weights if any entry has one: {source: …, weight: 2}."""
     eval: Sources | None = None
     """Held-out prompts, given in the same way, without weights; none: no evaluation."""
     prompt_key: str = "prompt"
@@ -85,8 +85,8 @@ class DataSettings(Section):
     max_prompt_tokens: int = Field(1024, ge=1)
     """Longer prompts are dropped and counted."""
     pass_rate: Window | None = None
-    """Trains only on prompts whose pass rate is in this window, such as `[0.1, 0.9]`: a column of `data.train`, as
-    `dapo eval --scores` writes it."""
+    """Train only on prompts whose pass rate is in this window, such as `[0.1, 0.9]`. `data.train` needs a column of
+    pass rates, which `dapo eval --scores` writes."""
     pass_rate_key: str = "pass_rate"
     """Column with the pass rate (dots address nested fields): a number from 0 to 1, or a text such as `3/8`."""
 
@@ -114,8 +114,8 @@ class RewardSettings(Section):
     boxed: bool = False
     """`math`: fall back to the last `\\boxed{}` if there is no `Answer:` line."""
     form: Literal["any", "same"] = "any"
-    """`math`: `any` accepts each notation that equals the ground truth; `same` wants its form, so that `2x+3x` is wrong
-    for `5x`. Order, spacing, `\\cdot` and `/` for `\\frac` do not count."""
+    """`math`: `any` accepts each notation that equals the ground truth; `same` requires its form, so that `2x+3x` is
+    wrong for `5x`. Order, spacing, `\\cdot` and `/` for `\\frac` do not matter."""
     correct: float = 1.0
     """Reward of a correct response (built-in verifiers)."""
     wrong: float = -1.0
@@ -201,26 +201,27 @@ class EnvSettings(Section):
     max_turns: int = Field(8, ge=1)
     """Turns of the policy in an episode."""
     max_turn_tokens: int | None = Field(None, ge=1)
-    """Tokens of one turn; by default only `sampling.max_new_tokens` limits the turns of an episode together."""
+    """Tokens of one turn; none: only `sampling.max_new_tokens` limits them, over the whole episode."""
     max_observation_tokens: int = Field(2048, ge=1)
     """Tokens of tool results and other messages in an episode, after its prompt."""
     reward_weight: float = 1.0
-    """Weight of the environment's reward where `reward.verifier` is set too."""
+    """Weight of the environment's reward if `reward.verifier` is set too."""
     turn_discount: float | None = Field(None, ge=0, le=1)
     """Give each turn the discounted sum of the rewards that follow it; none: the whole episode gets its total."""
     timeout_s: float = Field(30.0, gt=0)
-    """Time limit of a call: opening an episode, a step with its tool calls. Beyond it the episode ends."""
+    """Time limit of a call (opening an episode, or a step with its tool calls). Beyond it, the episode fails."""
     memory_mb: int = Field(1024, ge=64)
     """Memory limit of a process of the environment, on top of what the run had loaded when it started."""
     workers: int | None = Field(None, ge=1)
-    """Processes for environments, each of which makes one call at a time: by default four for each core, 64 for tools,
-    and one for asynchronous environments, which make many. With as many as there are episodes, none shares one."""
+    """Processes for environments, each of which makes one call at a time: by default four per core (8 to 64), 64 for
+    tools, and one for asynchronous environments, which make many. With as many as there are episodes, none shares
+    one."""
     max_error_share: float = Field(0.5, ge=0, le=1)
     """The run stops if the environment fails in more than this share of a step's episodes."""
     host: str = "127.0.0.1"
-    """Address on which the endpoint for agents listens. Other than loopback needs `env.tls` or a trusted network."""
+    """Address on which the endpoint for agents listens. Any but loopback needs `env.tls` or a trusted network."""
     port: int = Field(0, ge=0, le=65535)
-    """Its port; 0: any free one."""
+    """Port of the endpoint; 0: any free one."""
     tls: tuple[str, str] | None = None
     """Certificate and key files of the endpoint; none: plain HTTP."""
     workers_per_node: int | None = Field(None, ge=1)
@@ -250,12 +251,12 @@ class SamplingSettings(Section):
     max_new_tokens: int = Field(1024, ge=1)
     """Maximum length of a response; a longer one is truncated (finish reason `length`)."""
     length_stages: dict[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=1)]] = Field({})
-    """Lower limits at first, by the number of complete steps: `{0: 4096, 200: 8192}` allows 4096 tokens, and 8192 after
-    200 steps. The last is max_new_tokens."""
+    """Length limits by the number of complete steps: `{0: 4096, 200: 8192}` allows 4096 tokens, and 8192 after 200
+    steps. The longest must equal max_new_tokens."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; log-probabilities in the loss are computed at the same temperature."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling, of what top_k leaves; 1 is off. Recorded log-probabilities ignore the truncation, unless
+    """Nucleus sampling, applied after top_k; 1 is off. Recorded log-probabilities ignore the truncation, unless
     keep_mask is set."""
     top_k: int = Field(0, ge=0)
     """Sample from the k most likely tokens; 0 is off."""
@@ -272,10 +273,10 @@ class SamplingSettings(Section):
     dynamic: bool = True
     """Dynamic Sampling: drop groups that are all right or all wrong, and keep sampling until the batch is full."""
     metric: Literal["auto", "correct", "score"] = "auto"
-    """What the filter compares within a group: correctness, or scores. `auto`: correctness, until the verifier gives
-    different scores to samples that are all right or all wrong."""
+    """Quantity that must differ within a group. `auto`: correctness, or scores once the verifier gives different scores
+    to samples of equal correctness."""
     filter: str | None = None
-    """A custom additional filter, `module:name` or `file.py:name`: takes a group, returns whether to keep it."""
+    """An additional filter, `module:name` or `file.py:name`: takes a group, returns whether to keep it."""
     cap: int | None = Field(None, ge=1)
     """Maximum number of groups drawn per step; by default 30 × prompts_per_step, as in verl's recipe."""
     on_cap: Literal["error", "partial", "fill"] = "error"
@@ -286,8 +287,8 @@ class SamplingSettings(Section):
     """`carry`: maximum age of a group in weight versions when it is trained on. Groups are started accordingly, and a
     step trains on more than prompts_per_step of them rather than let any become too old. With 0, nothing is carried."""
     ahead: float = Field(0.0, ge=0)
-    """`carry`: share of a batch in flight beyond what it is expected to need, as far as max_staleness allows: 0.5 is
-    half a batch. Steps are shorter, and groups older."""
+    """`carry`: keep this share of a batch in flight beyond the expected need, as far as max_staleness allows. Steps get
+    shorter, and groups older."""
     dynamic_batch: bool = False
     """Draw exactly prompts_per_step groups and train on those that pass the filter (AReaL's dynamic_bs)."""
     wait_for_verdicts: bool = True
@@ -301,15 +302,14 @@ class SamplingSettings(Section):
     source_weights: Literal["fixed", "informative"] = "fixed"
     """`informative`: the weights of a list of sources follow their recent shares of informative groups."""
     replay_hard: float = Field(0.0, ge=0, lt=1)
-    """Share of the draws, besides the order of the epoch, that replays prompts that were seldom solved so far; 0 is
-    off."""
+    """Share of the draws that replays prompts that were solved, but seldom; 0 is off."""
     replay_pass_rate: float = Field(0.25, gt=0, le=1)
-    """Highest pass rate of a prompt that is replayed."""
+    """Highest pass rate of a replayed prompt."""
     max_batch: int | None = Field(None, ge=1)
     """Maximum number of sequences that the engine generates at once; by default 1024, `hf` 256."""
     kv_memory_gib: float | None = Field(None, gt=0)
-    """`native`: size of the KV cache; requests that do not fit wait. By default 1/3 of GPU memory, or 1/4 of RAM or of
-    the control group's limit."""
+    """`native`: size of the KV cache; requests that do not fit wait. By default 1/3 of the GPU's free memory, more or
+    less if the run would not fit otherwise; without a GPU, 1/4 of RAM or of the control group's limit."""
 
     @property
     def truncations(self) -> dict[str, float]:
@@ -348,20 +348,20 @@ class AlgoSettings(Section):
     importance_floor: float | None = Field(None, gt=0)
     """Weights are at least this; none is no lower bound."""
     importance_mode: ImportanceMode = "truncate"
-    """A ratio out of bounds has the bound as its weight, or 0."""
+    """Weight of a ratio out of bounds. `truncate`: the bound; `mask`: 0."""
     importance_level: ImportanceLevel = "token"
-    """The ratio is that of each token, or the product over its sample."""
+    """`token`: each token has its own ratio; `sequence`: the product over its sample."""
     importance_normalize: bool = False
     """Divides weights by their mean over the tokens of a mini-batch, or with level `sequence` over its samples."""
     reject: dict[Rejection, float | tuple[float, float]] = Field({})
     """Leaves tokens or samples out of the loss and its denominator by their ratio proximal / behaviour, for example
     `algo.reject.geometric=[0.99,1.01]`; docs/losses.md has the statistics and their bounds."""
     off_policy_mask_threshold: float | None = Field(None, ge=0)
-    """Off-policy sequence masking (DeepSeek-V3.2): the tokens with a negative advantage have no loss in a sample whose
-    mean of log behaviour − log current is above this; none is off."""
+    """Off-policy sequence masking (DeepSeek-V3.2): in samples whose mean of log behaviour − log current is above this,
+    tokens with a negative advantage have no loss; none is off."""
     max_token_staleness: int | None = Field(None, ge=0)
     """Leaves tokens out of the loss that were sampled with weights more than this many versions old; none: trains on
-    all tokens of a group."""
+    all."""
     aggregation: Aggregation = "token-mean"
     """Token-level loss: how token losses are averaged."""
     norm_length: int | None = Field(None, ge=1)
@@ -384,18 +384,18 @@ class AlgoSettings(Section):
     kl_horizon: float = Field(10000.0, gt=0)
     """Samples after which the adaptive weight has changed by up to a fifth; a smaller number adapts faster."""
     kl_kind: KLKind = "k3"
-    """Estimator of the KL penalty. In the loss its gradient counts, which k1 does not have; k1+ and k3+ have the value
-    of k1 and k3 and the gradient of the KL divergence."""
+    """Estimator of the KL penalty. In the loss only its gradient matters, which is 0 on average for k1; k1+ and k3+
+    have the values of k1 and k3 with the gradient of the KL divergence."""
     kl_unbiased: bool = False
     """In the loss, with kl_kind k1 or k3: weight the estimate by the ratio of the policy to the one that sampled the
     token. Its gradient is then that of the KL divergence, also for tokens of an older policy."""
     kl_in: Literal["loss", "reward"] = "loss"
     """Whether the KL penalty is part of the loss, or of the reward of each token, for a critic (PPO)."""
     ref_sync_steps: int | None = Field(None, ge=1)
-    """Steps after which the reference of the KL penalty becomes the policy (ProRL, TR-DPO), each time; none: it stays
-    the initial model."""
+    """The policy replaces the reference of the KL penalty every this many steps (ProRL, TR-DPO); none: it stays the
+    initial model."""
     ref_mixup_alpha: float = Field(1.0, gt=0, le=1)
-    """How far it moves then: its weights become alpha × the policy's + (1 − alpha) × its own. TRL's default is 0.6."""
+    """The reference's weights become alpha × the policy's + (1 − alpha) × its own. TRL's default is 0.6."""
     entropy_coef: float = Field(0.0, ge=0)
     """Weight of the entropy bonus: the entropy of tokens, averaged as token losses are, is subtracted from the loss; 0
     is off. With `algo.entropy_target`, its value at the start."""
@@ -408,16 +408,16 @@ class AlgoSettings(Section):
     entropy_coef_max: float = Field(1.0, gt=0)
     """Largest adaptive weight."""
     top_entropy_quantile: float = Field(1.0, gt=0, le=1)
-    """Only this share of the tokens of an update learns: those with the highest entropy. The others have no loss, but
+    """Train only on this share of an update's tokens: those with the highest entropy. The others have no loss, but
     count in its denominator. 1 is off; otherwise a step costs one more forward pass."""
     cov_share: float = Field(0.0002, gt=0, le=1)
-    """`clip-cov` and `kl-cov`: share of the tokens of an update that is left out or held back."""
+    """Share of an update's tokens that `clip-cov` leaves out or `kl-cov` penalises."""
     clip_cov_low: float = 1.0
     """`clip-cov`: tokens whose covariance of log-probability and advantage is above this can be left out."""
     clip_cov_high: float = 5.0
-    """`clip-cov`: and below this."""
+    """`clip-cov`: upper bound of that covariance."""
     kl_cov_coef: float = Field(1.0, ge=0)
-    """`kl-cov`: weight of the distance to the old policy, for the tokens that are held back."""
+    """`kl-cov`: weight of the penalty, the size of a token's log-ratio to the old policy."""
     tau_pos: float = Field(1.0, gt=0)
     """`sapo`: temperature of the gate for positive advantages; a higher one closes it sooner."""
     tau_neg: float = Field(1.05, gt=0)
@@ -493,7 +493,8 @@ class TrainSettings(Section):
     optimizer: Literal["adamw", "adamw_8bit"] = "adamw"
     """`adamw_8bit` (torchao) stores the moments in 2 bytes per weight instead of 8."""
     token_budget: int | None = Field(None, ge=1)
-    """Maximum tokens per micro-batch; by default 16384 or the longest sample, on a GPU as many as 1/3 of it holds."""
+    """Maximum tokens per micro-batch; by default 16384 or the longest sample, on a GPU as many as a third of its
+    free memory holds."""
     packed: bool = True
     """Concatenate samples without padding and compute the prompt of a group once; false: pad samples."""
     gradient_checkpointing: bool | Literal["auto"] = "auto"
@@ -511,19 +512,19 @@ class TrainSettings(Section):
 class TeacherSettings(Section):
     name: str | None = None
     """On-policy distillation: a model with the same tokenizer, as a directory, a hub name, or the base URL of a vLLM
-    server (`http://localhost:8000/v1`). Its log-probabilities of the sampled tokens are added to their advantages; with
-    `algo.advantage: distill` they are all there is."""
+    server (`http://localhost:8000/v1`). Each sampled token's advantage gets weight × (log π_teacher − log π), and
+    nothing else with `algo.advantage: distill`."""
     weight: float = Field(1.0, gt=0)
-    """Weight of log π_teacher − log π in the advantage of a token."""
+    """Weight of the teacher in the advantage of a token."""
     prompt: str | None = None
     """Template for what the teacher reads instead of the prompt; {prompt} and {answer} are replaced. Without
     `teacher.name`, the teacher is the policy as the run starts."""
     model: str | None = None
     """Name of the model on the server; by default the first that it lists."""
     api_key_env: str | None = None
-    """The environment variable that has the server's key."""
+    """Environment variable with the server's key."""
     timeout_s: float = Field(60.0, gt=0)
-    """The time limit of a request to the server."""
+    """Time limit of a request to the server."""
     retries: int = Field(4, ge=0)
     """How often a failed request is retried before the run stops with a checkpoint."""
 
@@ -555,7 +556,7 @@ class CriticSettings(Section):
     """A reward model that the critic starts from, as a directory or a hub name, of the policy's architecture and with
     its tokenizer; none: from the policy's weights, with a new head."""
     lr: float | None = Field(None, gt=0)
-    """Its learning rate; by default 2 × train.lr, as in VAPO. Its other optimizer settings are those of `train`."""
+    """The critic's learning rate; by default 2 × train.lr, as in VAPO. Its other optimizer settings are in `train`."""
     pretrain_steps: int | None = Field(None, ge=0)
     """Value pre-training: the first steps train the critic alone; by default 50, and at most an eighth of
     train.steps."""
@@ -571,7 +572,7 @@ class CriticSettings(Section):
     lambda_lowest: float = Field(0.0, ge=0, le=1)
     """The adaptive λ is at least this. With length_alpha 0.05, responses of 20 tokens or less have a λ of 0."""
     value_clip: float | None = Field(None, gt=0)
-    """A value changes by at most this in one step, as far as its loss goes (PPO); none is off."""
+    """PPO's value clipping: limits the change of a value in one step, in its loss; none is off."""
     whiten: bool = False
     """Scale the advantages of a step to mean 0 and variance 1 over its tokens."""
 
@@ -593,7 +594,7 @@ class EvalSettings(Section):
     every: int | None = Field(None, ge=1)
     """Steps between evaluations, in addition to one before the first step and one after the last."""
     prompts: int | None = Field(None, ge=1)
-    """Maximum number of held-out prompts to use; of a list of sources, of each."""
+    """Maximum number of held-out prompts, of each source in a list."""
     samples: int = Field(1, ge=1)
     """Samples per held-out prompt (avg@k); repeated copies of a prompt in the file are ignored."""
     temperature: float = Field(1.0, ge=0)
@@ -615,7 +616,7 @@ class LogSettings(Section):
     rollouts: bool = True
     """Write every group, kept and dropped, to rollouts/step-N.parquet."""
     keep_rollouts: int | None = Field(None, ge=1)
-    """Keep only the newest K rollout files; by default all."""
+    """Number of rollout files to keep, the newest; by default all."""
     report: bool = True
     """Draw report.png when the run ends."""
     trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
@@ -639,16 +640,16 @@ class ClusterSettings(Section):
     ranks: int = Field(1, ge=1)
     """Number of ranks that train, each with a shard of the weights (FSDP2) and a GPU where there are GPUs."""
     placement: Literal["colocated", "separate", "shared"] = "colocated"
-    """`colocated`: engines and ranks take turns on the same GPUs; `separate`: each has GPUs of its own, and sampling
-    goes on during updates; `shared`: sampling goes on during updates on the same GPUs."""
+    """`colocated`: engines and ranks time-share the same GPUs; `separate`: each has its own GPUs, and sampling
+    continues during updates; `shared`: sampling continues during updates on the same GPUs."""
     weights: Literal["store", "direct", "broadcast"] = "store"
     """How engines get new weights. `store`: through Ray's object store; `direct`: from the rank on the same GPU;
     `broadcast`: from the first rank to engines on other GPUs, by NCCL, or by gloo without GPUs."""
     offload: bool = False
     """Keep the ranks' weights and moments in host memory."""
     restarts: int = Field(3, ge=0)
-    """How often the run continues by itself from its last checkpoint after a rank was lost, and how often each engine
-    is started again, and the environments of each node."""
+    """How often lost ranks restart from the last checkpoint; also the limit for each engine, and for the environments
+    of each node."""
     timeout_s: float = Field(60.0, gt=0)
     """Seconds without progress after which a rank or an engine counts as lost."""
 

@@ -30,10 +30,10 @@ from dapo_rl.objectives import GAE, GDPO
 
 class RunSettings(Section):
     preset: Preset = "dapo"
-    """dapo: the authors' published settings; grpo: none of their techniques; dr_grpo: no std, a constant divisor; vapo
-    and ppo: with a critic."""
+    """dapo: the authors' published settings; grpo: none of their techniques, and a KL term; dr_grpo: no std, a constant
+    divisor; vapo and ppo: with a critic."""
     seed: int = Field(0, ge=0)
-    """Seed of the prompt order, the samples and everything else that is random."""
+    """Seed of the prompt order, the samples and all other randomness."""
     engine: str = "native"
     """`native` samples from the trained model; `hf` is transformers' generate, for any architecture; `vllm` is vLLM; or
     a custom engine, `module:Class` or `file.py:Class`."""
