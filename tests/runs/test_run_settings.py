@@ -32,6 +32,14 @@ def test_what_is_free_to_change(settings):
     check_same_run(RUN, config(data__eval="a.jsonl"), config(**{"data__eval": "a.jsonl", **settings}))
 
 
+def test_a_teachers_server_may_have_moved():
+    served, local = (config(teacher__name=name) for name in ("http://a:1/v1", "a"))
+    moved = {"timeout_s": 9.0, "retries": 0, "api_key_env": "KEY", "name": "http://b:2/v1"}
+    check_same_run(RUN, served, config(**{f"teacher__{key}": value for key, value in moved.items()}))
+    with pytest.raises(UserError, match=r"teacher\.name a → http://a:1/v1; start"):
+        check_same_run(RUN, local, served)
+
+
 def test_what_makes_another_run_is_named_before_and_after():
     with pytest.raises(UserError) as error:
         check_same_run(RUN, config(), config(algo__clip_high=0.3, seed=4, train__steps=9))

@@ -21,6 +21,7 @@ FREE_TO_CHANGE = (
     "train.memory",
     *("sampling.cap", "sampling.on_cap", "sampling.metric", "sampling.max_batch", "sampling.kv_memory_gib"),
     *("reward.timeout_s", "reward.memory_mb", "reward.workers", "reward.max_error_share"),
+    *("teacher.timeout_s", "teacher.retries", "teacher.api_key_env"),
     *("eval.", "checkpoint.", "log.", "data.eval", "model.save_dtype"),
     *("cluster.address", "cluster.engines", "cluster.engine_gpus", "cluster.ranks", "cluster.placement"),
     *("cluster.weights", "cluster.offload", "cluster.restarts", "cluster.timeout_s"),
@@ -110,6 +111,8 @@ def check_same_run(run: Path, before: Config, after: Config) -> None:
     old, new = (flat(config.resolved()) | _verifiers(config) for config in (before, after))
     if new["model.dtype"] == "auto":  # resolved and compared once the model is loaded
         new["model.dtype"] = old["model.dtype"]
+    if before.teacher.served and after.teacher.served:  # at another address
+        new["teacher.name"] = old["teacher.name"]
     missing = object()
     changed = [
         key
