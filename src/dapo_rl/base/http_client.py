@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from http.client import HTTPException
 from typing import Any, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
@@ -88,6 +89,8 @@ class HttpClient:
             raise CallError(why, slow=slow) from None
         except (OSError, ValueError) as error:  # a connection that breaks
             raise CallError(f"{url}: {one_line(error)}") from None
+        except HTTPException as error:  # what came is not HTTP, or was cut off
+            raise CallError(f"{url}: {type(error).__name__}: {one_line(error)}") from None
         return b"".join(parts)
 
 
@@ -110,7 +113,7 @@ def _refused(error: HTTPError, key: str | None) -> CallError:
     with error:
         try:
             said = error.read(4096).decode("utf-8", "replace")
-        except OSError:
+        except (OSError, HTTPException):
             said = ""
     said = said and one_line(said.replace(key, "***") if key else said, 200)
     line = f"the server answered {error.code} {one_line(str(error.reason), 60)}{f': {said}' if said else ''}"

@@ -1,0 +1,76 @@
+"""Calls of servers that do not behave: each ends in one line, in time."""
+
+import socket
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+
+from dapo_rl.base.http_client import CallError, HttpClient
+
+BODY = b'{"a": 1}'
+GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+
+
+@contextmanager
+def raw_server(reply, pause_s=0.0):
+    """Sends these bytes to every client, one after the other if there is a pause; its base URL."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve():
+            while True:
+                try:
+                    client, _ = server.accept()
+                except OSError:
+                    return
+                with client:
+                    try:
+                        asked = b""
+                        while not asked.endswith(BODY):  # closing with unread data would reset the connection
+                            asked += client.recv(1 << 16)
+                        for part in [reply[i : i + 1] for i in range(len(reply))] if pause_s else [reply]:
+                            client.sendall(part)
+                            time.sleep(pause_s)
+                    except OSError:
+                        pass  # the client has gone
+
+        threading.Thread(target=serve, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{server.getsockname()[1]}/v1"
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+
+
+def call(url, *, timeout_s=5.0, key=None, retries=0):
+    client = HttpClient(timeout_s=timeout_s, retries=retries, api_key=lambda: key)
+    return client.call(url, {"a": 1}, bytes)
+
+
+def test_a_reply():
+    with raw_server(GOOD) as url:
+        assert call(url) == b"{}"
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        (b"hello world\r\n\r\n", "BadStatusLine: hello world"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nabc", "IncompleteRead"),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n10\r\nabc", "IncompleteRead"),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"a" * 70_000 + b"\r\n\r\n", "LineTooLong"),
+        (b"HTTP/1.1 200 OK\r\n" + b"X: a\r\n" * 300 + b"\r\n", "got more than 100 headers"),
+        (b"", "closed connection"),
+        (b"HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", "the server answered 500 No"),
+    ],
+)
+def test_what_is_not_http_is_one_line(reply, said):
+    with raw_server(reply) as url, pytest.raises(CallError, match=said) as error:
+        call(url)
+    assert "\n" not in str(error.value)
+    assert error.value.again, "another try may succeed"
+
+
+def test_a_url_that_cannot_be_asked_is_one_line():
+    with pytest.raises(CallError, match="control characters"):
+        call("http://127.0.0.1:1/v 1")
