@@ -74,3 +74,26 @@ def test_what_is_not_http_is_one_line(reply, said):
 def test_a_url_that_cannot_be_asked_is_one_line():
     with pytest.raises(CallError, match="control characters"):
         call("http://127.0.0.1:1/v 1")
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"HTTP/1.1 200 OK\r\n" + b"X: a\r\n" * 50,
+        b"HTTP/1.1 200 OK\r\nContent-Length: 500\r\n\r\n" + b" " * 500,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\n \r\n" * 100,
+        b"HTTP/1.1 500 No\r\n\r\n" + b"x" * 500,
+    ],
+)
+def test_a_reply_that_never_ends_takes_no_longer_than_the_limit(reply):
+    """Each read alone is quick."""
+    started = time.monotonic()
+    with raw_server(reply, pause_s=0.02) as url, pytest.raises(CallError) as error:
+        call(url, timeout_s=1)
+    assert 0.9 < time.monotonic() - started < 3
+    assert error.value.slow == (error.value.status == 0)
+
+
+def test_a_slow_reply_in_time():
+    with raw_server(GOOD, pause_s=0.01) as url:
+        assert call(url) == b"{}"

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import email.utils
+import io
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 from dapo_rl.base.quote import one_line, shown
 
@@ -38,13 +40,62 @@ class _NoRedirects(HTTPRedirectHandler):
         return None
 
 
+class _UntilDeadline(io.RawIOBase):
+    """Reads of a socket whose time limit holds for all of them together: that of a socket holds for each."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket, self._raw = sock, sock.makefile("rb", buffering=0)
+        limit = sock.gettimeout()
+        self._deadline = None if limit is None else time.monotonic() + limit
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if self._deadline is not None:
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Response(HTTPResponse):
+    def __init__(self, sock: socket.socket, *args: Any, **more: Any) -> None:
+        super().__init__(sock, *args, **more)
+        self.fp.close()
+        self.fp = io.BufferedReader(_UntilDeadline(sock))
+
+
+class _Connection(HTTPConnection):
+    response_class = _Response
+
+
+class _SecureConnection(HTTPSConnection):
+    response_class = _Response
+
+
+class _Http(HTTPHandler):
+    def http_open(self, req: Request) -> HTTPResponse:
+        return self.do_open(_Connection, req)
+
+
+class _Https(HTTPSHandler):
+    def https_open(self, req: Request) -> HTTPResponse:
+        return self.do_open(_SecureConnection, req, context=self._context)  # type: ignore[attr-defined]
+
+
 class HttpClient:
     def __init__(
         self, *, timeout_s: float, retries: int, api_key: Callable[[], str | None], most_bytes: int = 8 << 20
     ) -> None:
         """`most_bytes` is the size of the largest reply."""
         self._timeout_s, self._retries, self._api_key, self._most_bytes = timeout_s, retries, api_key, most_bytes
-        self._opener = build_opener(_NoRedirects)
+        self._opener = build_opener(_NoRedirects, _Http, _Https)
         self.closing = threading.Event()
         """Ends the waiting between retries."""
 
