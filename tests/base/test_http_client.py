@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from dapo_rl.base.http_client import CallError, HttpClient
+from dapo_rl.base.http_client import CallError, HttpClient, key_in
 
 BODY = b'{"a": 1}'
 GOOD = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -97,3 +97,20 @@ def test_a_reply_that_never_ends_takes_no_longer_than_the_limit(reply):
 def test_a_slow_reply_in_time():
     with raw_server(GOOD, pause_s=0.01) as url:
         assert call(url) == b"{}"
+
+
+@pytest.mark.parametrize("key", ["sk-secret\nX: y", "sk-secret…", "sk-\x7fsecret"])
+def test_a_key_that_no_header_can_have_is_not_shown(key):
+    with raw_server(GOOD) as url, pytest.raises(CallError, match="the API key has characters") as error:
+        call(url, key=key)
+    assert "secret" not in str(error.value)
+    assert not error.value.again
+
+
+def test_a_key_has_no_line_break(monkeypatch):
+    monkeypatch.setenv("SECRET", " sk-secret\n")
+    assert key_in("SECRET") == "sk-secret"
+    monkeypatch.setenv("SECRET", "\n")
+    assert key_in("SECRET") is None
+    assert key_in("NO_SUCH_SECRET") is None
+    assert key_in(None) is None

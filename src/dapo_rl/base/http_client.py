@@ -118,6 +118,8 @@ class HttpClient:
     def _reply(self, url: str, data: bytes | None) -> bytes:
         headers = {"Content-Type": "application/json", "User-Agent": "dapo-rl"}
         if key := self._api_key():
+            if not (key.isascii() and key.isprintable()):  # http.client's error would show the key
+                raise CallError("the API key has characters that an HTTP header cannot have", again=False)
             headers["Authorization"] = f"Bearer {key}"
         limit, started = self._timeout_s, time.monotonic()
         try:
@@ -156,8 +158,8 @@ def fault_of_url(url: str) -> str:
 
 
 def key_in(variable: str | None) -> str | None:
-    """The key in an environment variable."""
-    return None if variable is None else os.environ.get(variable)
+    """The key in an environment variable, without the line break of the file that it may come from."""
+    return None if variable is None else os.environ.get(variable, "").strip() or None
 
 
 def _refused(error: HTTPError, key: str | None) -> CallError:
