@@ -116,6 +116,8 @@ NONSENSE = "its reply has no log-probabilities of these tokens, as vLLM's has: "
         (spoilt(lambda rows: rows[0]["prompt_logprobs"].__setitem__(-1, None)), NONSENSE),
         (spoilt(lambda rows: last(rows).update(logprob=0.5)), NONSENSE),
         (spoilt(lambda rows: last(rows).update(logprob=float("nan"))), NONSENSE),
+        (spoilt(lambda rows: last(rows).update(logprob=-(10**400))), NONSENSE),
+        (spoilt(lambda rows: rows[0].update(index=float("inf"))), NONSENSE),
         (spoilt(lambda rows: rows.pop()), NONSENSE),
         (spoilt(lambda rows: rows[0].pop("index")), NONSENSE),
     ],

@@ -146,7 +146,7 @@ def _logps(batch: Sequence[Trajectory], rows: Sequence[Sequence[int]], data: byt
     try:
         choices = sorted(_listed(data, "choices"), key=lambda choice: int(choice["index"]))
         found = [_row(sample, ids, choice) for sample, ids, choice in zip(batch, rows, choices, strict=True)]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):  # a number may have any number of digits
         raise CallError(
             f"its reply has no log-probabilities of these tokens, as vLLM's has: {_beginning(data)}"
         ) from None
