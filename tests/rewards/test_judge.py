@@ -229,6 +229,28 @@ def test_a_budget_counts_over_stops(tmp_path, budget, calls):
         assert len(server.asked) == calls
 
 
+@pytest.mark.parametrize(("budget", "calls"), [({"calls": 5}, 5), ({"tokens": 4 * TOKENS + 1}, 5)])
+def test_a_budget_counts_once_in_a_process_that_resumes(tmp_path, budget, calls):
+    """Calls before the run begins count too, and so do those that the run directory has."""
+    with judge_server(by_number) as server:
+        path = write_judge(tmp_path / "j.yaml", server.url, budget=budget, concurrency=1)
+        with judging(path) as pool:
+            pool.begin(tmp_path / "run")
+            pool(make_prompt("p"), responses("1"))
+        with judging(path) as pool:
+            pool(make_prompt("p"), responses("2"))
+            for number in range(3, 3 + calls - 2):
+                pool.begin(tmp_path / "run")
+                pool(make_prompt("p"), responses(str(number)))
+                assert not pool.stopped
+            with pytest.raises(StopRequested):
+                pool(make_prompt("p"), responses("9"))
+            assert pool.stopped
+            pool.begin(tmp_path / "run")
+            assert not pool.stopped, "it may go on as far as it is known"
+        assert len(server.asked) == calls
+
+
 def test_a_cache_that_cannot_be_written_stops_with_a_line(tmp_path):
     (tmp_path / "file").write_text("", encoding="utf-8")
     path = write_judge(tmp_path / "j.yaml", "http://127.0.0.1:1/v1", cache=str(tmp_path / "file" / "cache"))
