@@ -183,3 +183,19 @@ def test_nothing_is_asked_without_samples(tiny):
     with teacher_server(*tiny) as server:
         assert teacher(server.url, tiny[1]).score([]) == []
     assert not server.completions
+
+
+def test_a_run_that_goes_on_in_this_process_retries_again(tiny):
+    """`trainer.train(resume=True)` after a stop asks the same teacher."""
+    failures = []
+    with teacher_server(
+        *tiny, lambda path, body: failures.pop() if path == "/v1/completions" and failures else None
+    ) as server:
+        found = teacher(server.url, tiny[1], retries=1)
+        failures += [(503, b"busy")] * 2
+        with pytest.raises(TeacherStopError):
+            found.score(samples(2))
+        assert found.stopped
+        failures += [(503, b"busy")]
+        assert len(found.score(samples(2))) == 2
+        assert not found.stopped

@@ -84,6 +84,8 @@ class ServedTeacher:
 
     def score(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
         """The teacher's log-probability of each response token, or TeacherStopError."""
+        self._http.closing.clear()  # a run that it has stopped may go on in this process
+        self.stopped = ""
         batches = list(_batches(samples))
         with ThreadPoolExecutor(min(CONCURRENCY, max(1, len(batches))), "teacher") as pool:
             futures = [pool.submit(self._scored, batch) for batch in batches]
