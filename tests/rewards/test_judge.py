@@ -139,7 +139,7 @@ def test_retries_wait_as_long_as_the_server_says(tmp_path):
 
 
 def test_nonsense_is_asked_again_only_where_the_reply_may_differ(tmp_path):
-    for temperature, calls in ((0, 1), (1, 2)):
+    for temperature, calls in ((0, 1), (1, 2), ("none", 2)):
         answers = iter(["hm", "grade 1"])
         with judge_server(lambda prompt, answers=answers: next(answers)) as server:
             path = write_judge(tmp_path / "j.yaml", server.url, retries=3, temperature=temperature)

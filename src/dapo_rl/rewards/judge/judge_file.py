@@ -74,6 +74,12 @@ class JudgeSettings(Section):
         return self.endpoint == POLICY
 
     @property
+    def is_random(self) -> bool:
+        """Whether the same question may have another reply. The temperature of a run is above 0, and that of a server
+        is, as far as is known."""
+        return self.temperature != 0
+
+    @property
     def needs_answer(self) -> bool:
         return "{truth}" in self.prompt
 
