@@ -87,15 +87,16 @@ class ServedTeacher:
         self._http.closing.clear()  # a run that it has stopped may go on in this process
         self.stopped = ""
         batches = list(_batches(samples))
-        with ThreadPoolExecutor(min(CONCURRENCY, max(1, len(batches))), "teacher") as pool:
+        pool = ThreadPoolExecutor(min(CONCURRENCY, max(1, len(batches))), "teacher")
+        try:
             futures = [pool.submit(self._scored, batch) for batch in batches]
-            try:
-                return [row for future in futures for row in future.result()]
-            except CallError as error:
-                self._http.closing.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                self.stopped = f"{self._line(error)}; resume when it answers"
-                raise TeacherStopError(self.stopped) from None
+            return [row for future in futures for row in future.result()]
+        except CallError as error:
+            self.stopped = f"{self._line(error)}; resume when it answers"
+            raise TeacherStopError(self.stopped) from None
+        finally:  # after an error or Ctrl-C, nobody waits for the others
+            self._http.closing.set()
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _scored(self, batch: Sequence[Trajectory]) -> list[FloatArray]:
         rows = [[*sample.prompt_ids.tolist(), *sample.token_ids.tolist()] for sample in batch]
