@@ -25,6 +25,8 @@ FIELDS = ("prompt", "response", "truth")
 """What a template may name in braces."""
 POLICY = "policy"
 """The endpoint of a judge that is the run's own model."""
+DECIDING = ("endpoint", "model", "prompt", "parse", "scale", "temperature", "max_tokens")
+"""Keys that a mark depends on. The others may change while it is asked."""
 _SWITCHES = {True: ("yes", "true", "on"), False: ("no", "false", "off")}
 """Words that YAML reads as true and false."""
 
