@@ -126,6 +126,31 @@ def test_selected_tokens_are_the_same_on_two_ranks(policy_on, count):
     assert_same_gradients(ranked, one)
 
 
+LOSS = """
+def loss(new_logps, old_logps, advantages, mask, *, trust, pairs, proximal_logps, clip_high=0.2):
+    ratio = (new_logps - proximal_logps).exp().clamp(max=1 + clip_high)
+    return -ratio * advantages * trust * pairs.sum(-1) * mask
+"""
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_custom_loss_gets_its_columns_on_two_ranks(policy_on, tmp_path, count):
+    """Also where a rank has no sample, or fewer micro-batches than the other."""
+    (tmp_path / "own.py").write_text(LOSS, encoding="utf-8")
+    how = {"algo": AlgoSettings(loss=f"{tmp_path / 'own.py'}:loss"), "token_budget": 1}
+    one, ranked = one_process(**how), policy_on(2, **how)
+    samples = [
+        s.replace(
+            proximal_logps=s.logps,
+            trust=np.linspace(0, 1, len(s.token_ids), dtype=np.float32),
+            pairs=np.ones((len(s.token_ids), 2), np.float32),
+        )
+        for s in make_samples(count=count, group_size=1)
+    ]
+    assert_same_update(ranked.update(samples, 1e-4), one.update(samples, 1e-4))
+    assert_same_gradients(ranked, one)
+
+
 def test_off_policy_corrections_are_those_of_one_process_with_ranks_without_samples(policy_on):
     algo = AlgoSettings(
         **{"proximal": "recomputed", "importance_cap": 1.2, "importance_floor": 0.9, "importance_level": "sequence"},

@@ -70,6 +70,17 @@ def test_prompts_that_were_seldom_solved_are_replayed(groups, rate, is_replayed)
     assert soon.count(prompt.id) <= 1, "one group of a prompt at a time"
 
 
+def test_a_prompt_that_is_skipped_is_not_replayed():
+    """`sampling.skip_solved_epochs` with a bound that a solved prompt is below."""
+    for epochs in (0, 1):
+        stream = replaying(plain(40), share=0.9, highest=1.0)
+        prompt = stream.draw()
+        stream.observe(prompt, SIZE, SIZE, False)
+        if epochs:
+            stream.skip(prompt, epochs)
+        assert (prompt.id in ids(stream.draw() for _ in range(30))) == (not epochs)
+
+
 def test_the_share_of_replays_and_the_order_of_the_rest():
     """Every prompt stays hard: a quarter of the draws are replays, and the others are the epochs' order."""
     stream, drawn, order = replaying(plain(4000), share=0.25), [], plain(4000)

@@ -1,5 +1,7 @@
 """On-policy distillation in a real run: a pupil comes closer to its teacher, and mistakes are one line."""
 
+import re
+
 import pytest
 import torch
 from support import small_model
@@ -91,6 +93,19 @@ def test_without_a_name_the_teacher_is_the_policy_as_the_run_starts(tmp_path, lo
 def test_its_prompt_must_fit_into_its_context(tmp_path):
     with pytest.raises(UserError, match=r"^teacher\.prompt: .* exceeds the model's context of 512"):
         trainer_for(tmp_path / "run", f"teacher.prompt='{'1' * 500}{{prompt}}'").close()
+
+
+def test_a_model_must_have_the_context_for_what_it_reads(tmp_path):
+    """The demo's samples have at most 56 tokens after prompts of about 15; the pupil's own context is 512."""
+    model, prompt = tmp_path / "short", f"teacher.prompt='{'1' * 40}{{prompt}}'"
+    line = r"^teacher\.name: .*short has a context of (\d+) tokens, and it may have to read (\d+); name another, or "
+    for context, more in ((48, ()), (100, (prompt,))):
+        save_model(small_model(max_position_embeddings=context), build_tokenizer(), model)
+        with pytest.raises(UserError, match=line) as error:
+            trainer_for(tmp_path / "run", f"teacher.name={model}", *more).close()
+        found, longest = map(int, re.match(line, str(error.value)).groups())
+        assert found == context < longest
+    trainer_for(tmp_path / "run", f"teacher.name={model}").close()  # without the longer prompt it fits
 
 
 def test_rewards_and_a_teacher_add_up(tmp_path):

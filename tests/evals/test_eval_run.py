@@ -11,6 +11,7 @@ import time
 import forked
 import pyarrow.parquet as pq
 import pytest
+from judge_server import judge_server, write_judge
 from support import DAPO, REPOSITORY, SHARED_DATA, small_model, tokenizer
 
 from dapo_rl import DAPOTrainer
@@ -208,6 +209,29 @@ def test_another_evaluation_in_the_same_place_is_refused(tmp_path, random_model)
         run()
     small_model(max_position_embeddings=4096).save_pretrained(random_model)
     run()
+
+
+def test_marks_of_another_judge_are_not_read_again(tmp_path, monkeypatch):
+    """What does not change a mark may change, such as a budget that is spent."""
+    monkeypatch.chdir(tmp_path)
+    words = {"--k": 1, "--prompts": 2, "--max-new-tokens": 8, "--verifier": "judge.yaml"}
+
+    def run(server, mark, out=None, **changes):
+        write_judge(tmp_path / "judge.yaml", server.url, prompt=f"{{response}}: grade {mark}", **changes)
+        report, found = evaluate_models(make_plan("arithmetic", words), ["tiny"], out, Quiet())
+        return report["models"][0]["metrics"]["avg@1"]["value"], found
+
+    with judge_server(lambda prompt: prompt.rpartition(": ")[2]) as server:
+        accuracy, first = run(server, 0.25)
+        assert accuracy == 0
+        accuracy, second = run(server, 0.75)
+        assert accuracy == 1
+        assert first != second
+        asked = len(server.asked)
+        assert run(server, 0.75, budget={"calls": 1000}, retries=3) == (1, second)
+        assert len(server.asked) == asked
+        with pytest.raises(UserError, match="was started with different settings: the judge's file; name another"):
+            run(server, 0.5, first)
 
 
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the shared data is not here")

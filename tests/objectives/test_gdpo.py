@@ -126,6 +126,17 @@ def test_the_length_penalty_is_a_reward_of_its_own():
     np.testing.assert_allclose(advantages(*groups, **changes), expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("shape", "limit"), [("soft", None), ("linear", 50)])
+def test_an_equal_length_penalty_adds_nothing(shape, limit):
+    """All samples are as long, so that only the scores differ; the rounding of score + penalty is no reward."""
+    scores = (100.3, 57.7, -33.1, 8.9)
+    of_length = {"overlong.shape": shape, "overlong.max_length": limit, "overlong.factor": 0.7}
+    groups = [
+        group(n, *((sign * score, None) for score in scores), lengths=[100] * 4) for n, sign in enumerate((1, -1))
+    ]
+    np.testing.assert_allclose(advantages(*groups, **of_length), advantages(*groups), rtol=1e-5)
+
+
 def test_a_single_verifier_is_one_reward():
     verdicts = tuple(Verdict(score, score > 0, "correct") for score in (1.0, -1.0, -1.0))
     plain = Group(0, make_prompt("p"), tuple(make_sample(5) for _ in verdicts), verdicts)

@@ -139,7 +139,7 @@ def test_retries_wait_as_long_as_the_server_says(tmp_path):
 
 
 def test_nonsense_is_asked_again_only_where_the_reply_may_differ(tmp_path):
-    for temperature, calls in ((0, 1), (1, 2)):
+    for temperature, calls in ((0, 1), (1, 2), ("none", 2)):
         answers = iter(["hm", "grade 1"])
         with judge_server(lambda prompt, answers=answers: next(answers)) as server:
             path = write_judge(tmp_path / "j.yaml", server.url, retries=3, temperature=temperature)
@@ -226,6 +226,28 @@ def test_a_budget_counts_over_stops(tmp_path, budget, calls):
                 assert f"j.yaml: budget.{key}: " in pool.stopped
                 assert "\n" not in pool.stopped
                 pool(make_prompt("p"), responses("1"))  # from the cache
+        assert len(server.asked) == calls
+
+
+@pytest.mark.parametrize(("budget", "calls"), [({"calls": 5}, 5), ({"tokens": 4 * TOKENS + 1}, 5)])
+def test_a_budget_counts_once_in_a_process_that_resumes(tmp_path, budget, calls):
+    """Calls before the run begins count too, and so do those that the run directory has."""
+    with judge_server(by_number) as server:
+        path = write_judge(tmp_path / "j.yaml", server.url, budget=budget, concurrency=1)
+        with judging(path) as pool:
+            pool.begin(tmp_path / "run")
+            pool(make_prompt("p"), responses("1"))
+        with judging(path) as pool:
+            pool(make_prompt("p"), responses("2"))
+            for number in range(3, 3 + calls - 2):
+                pool.begin(tmp_path / "run")
+                pool(make_prompt("p"), responses(str(number)))
+                assert not pool.stopped
+            with pytest.raises(StopRequested):
+                pool(make_prompt("p"), responses("9"))
+            assert pool.stopped
+            pool.begin(tmp_path / "run")
+            assert not pool.stopped, "it may go on as far as it is known"
         assert len(server.asked) == calls
 
 

@@ -108,3 +108,14 @@ def test_stages_are_the_same_after_a_round_trip_of_settings():
     config = Config.load(None, words)
     assert config.sampling.length_stages == {0: 10, 5: 20}
     assert Config.model_validate_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize("more", [[], ["overlong.cache_length=3"], ["overlong.shape=linear", "overlong.max_length=8"]])
+def test_the_settings_that_a_run_writes_give_the_same_run(more):
+    """A run is resumed with them."""
+    words = ["sampling.max_new_tokens=20", "sampling.length_stages={0: 10, 5: 20}", *more]
+    config = Config.load(None, words)
+    again = Config.build(config.resolved())
+    assert again.resolved() == config.resolved()
+    for longest in (10, 20):
+        assert again.overlong_limits(longest) == config.overlong_limits(longest)

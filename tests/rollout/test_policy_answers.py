@@ -139,13 +139,14 @@ def test_nonsense_is_a_counted_error_and_with_a_temperature_is_asked_again(tmp_p
     assert verdict.status == "error"
     assert "judge.yaml: nothing in its reply matches 'grade (x)'" in verdict.detail
     assert (greedy.pool.figures()["judge/errors"], len(greedy.engine.requests)) == (1, 1)
-    drawn = Setting(tmp_path, parse="grade (x)", scale={"x": 1}, temperature=1.0, retries=3)
-    (verdict,) = drawn.judge("7")
-    assert verdict.status == "error"
-    figures = drawn.pool.figures()
-    assert (figures["judge/errors"], figures["judge/calls"]) == (1, 4)
-    assert len({request.seed for request in drawn.engine.requests}) == 4
-    assert {request.params.temperature for request in drawn.engine.requests} == {1.0}
+    for temperature in (1.0, "none"):  # that of the run
+        drawn = Setting(tmp_path, parse="grade (x)", scale={"x": 1}, temperature=temperature, retries=3)
+        (verdict,) = drawn.judge("7")
+        assert verdict.status == "error"
+        figures = drawn.pool.figures()
+        assert (figures["judge/errors"], figures["judge/calls"]) == (1, 4)
+        assert len({request.seed for request in drawn.engine.requests}) == 4
+        assert {request.params.temperature for request in drawn.engine.requests} == {1.0}
 
 
 def test_random_replies_follow_from_the_seed(tmp_path):

@@ -1,7 +1,11 @@
 """A teacher behind a real HTTP server: its log-probabilities are those of the model, and mistakes are one line."""
 
 import json
+import os
+import signal
 import socket
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -116,6 +120,8 @@ NONSENSE = "its reply has no log-probabilities of these tokens, as vLLM's has: "
         (spoilt(lambda rows: rows[0]["prompt_logprobs"].__setitem__(-1, None)), NONSENSE),
         (spoilt(lambda rows: last(rows).update(logprob=0.5)), NONSENSE),
         (spoilt(lambda rows: last(rows).update(logprob=float("nan"))), NONSENSE),
+        (spoilt(lambda rows: last(rows).update(logprob=-(10**400))), NONSENSE),
+        (spoilt(lambda rows: rows[0].update(index=float("inf"))), NONSENSE),
         (spoilt(lambda rows: rows.pop()), NONSENSE),
         (spoilt(lambda rows: rows[0].pop("index")), NONSENSE),
     ],
@@ -181,3 +187,45 @@ def test_nothing_is_asked_without_samples(tiny):
     with teacher_server(*tiny) as server:
         assert teacher(server.url, tiny[1]).score([]) == []
     assert not server.completions
+
+
+def test_a_run_that_goes_on_in_this_process_retries_again(tiny):
+    """`trainer.train(resume=True)` after a stop asks the same teacher."""
+    failures = []
+    with teacher_server(
+        *tiny, lambda path, body: failures.pop() if path == "/v1/completions" and failures else None
+    ) as server:
+        found = teacher(server.url, tiny[1], retries=1)
+        failures += [(503, b"busy")] * 2
+        with pytest.raises(TeacherStopError):
+            found.score(samples(2))
+        assert found.stopped
+        failures += [(503, b"busy")]
+        assert len(found.score(samples(2))) == 2
+        assert not found.stopped
+
+
+def test_an_interrupt_waits_for_no_reply(tiny, monkeypatch):
+    """As the second Ctrl-C of a run, while 8 requests are made and others wait."""
+    monkeypatch.setattr(served_teacher, "BATCH_TOKENS", 1)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def answer(path, body):
+        if path == "/v1/completions":
+            begun.set()
+            go_on.wait(10)
+
+    def interrupt():
+        begun.wait(10)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with teacher_server(*tiny, answer) as server:
+        found = teacher(server.url, tiny[1])
+        threading.Thread(target=interrupt, daemon=True).start()
+        started = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            found.score(samples(20))
+        waited = time.monotonic() - started
+        go_on.set()
+    assert waited < 3
+    assert len(server.completions) <= served_teacher.CONCURRENCY

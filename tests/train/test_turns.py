@@ -65,6 +65,14 @@ def test_returns_by_hand_with_a_verifier_and_a_weight():
     assert [credit.returned for credit in turns] == [6.75, 5.5, 7]
 
 
+def test_rounding_is_no_reward():
+    """The last turns have none, whatever those before had, and a normalised advantage would show any difference."""
+    group = group_of([100.3, 0.7, 0.0], [57.7, -3.3, 0.0], [8.9, 21.1, 0.0], [-33.1, 3.7, 0.0])
+    found = advantages([group], 1.0, Config.build({"env": {"name": "guess"}, "overlong": {"shape": "off"}}))
+    assert [row[-1] for row in found] == [0.0] * 4
+    assert all(row[0] for row in found)
+
+
 def test_without_discounting_a_reward_at_the_end_is_that_of_all_turns():
     groups = [group_of([0, 1], [0, 0], [0, 1])]
     by_turn, whole = advantages(groups, 1.0), advantages(groups, None)

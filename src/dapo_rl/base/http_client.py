@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import email.utils
+import io
 import json
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from typing import Any, TypeVar
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, Request, build_opener
+from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 from dapo_rl.base.quote import one_line, shown
 
@@ -37,13 +40,62 @@ class _NoRedirects(HTTPRedirectHandler):
         return None
 
 
+class _UntilDeadline(io.RawIOBase):
+    """Reads of a socket whose time limit holds for all of them together: that of a socket holds for each."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket, self._raw = sock, sock.makefile("rb", buffering=0)
+        limit = sock.gettimeout()
+        self._deadline = None if limit is None else time.monotonic() + limit
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        if self._deadline is not None:
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            self._socket.settimeout(left)
+        return self._raw.readinto(buffer)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+class _Response(HTTPResponse):
+    def __init__(self, sock: socket.socket, *args: Any, **more: Any) -> None:
+        super().__init__(sock, *args, **more)
+        self.fp.close()
+        self.fp = io.BufferedReader(_UntilDeadline(sock))
+
+
+class _Connection(HTTPConnection):
+    response_class = _Response
+
+
+class _SecureConnection(HTTPSConnection):
+    response_class = _Response
+
+
+class _Http(HTTPHandler):
+    def http_open(self, req: Request) -> HTTPResponse:
+        return self.do_open(_Connection, req)
+
+
+class _Https(HTTPSHandler):
+    def https_open(self, req: Request) -> HTTPResponse:
+        return self.do_open(_SecureConnection, req, context=self._context)  # type: ignore[attr-defined]
+
+
 class HttpClient:
     def __init__(
         self, *, timeout_s: float, retries: int, api_key: Callable[[], str | None], most_bytes: int = 8 << 20
     ) -> None:
         """`most_bytes` is the size of the largest reply."""
         self._timeout_s, self._retries, self._api_key, self._most_bytes = timeout_s, retries, api_key, most_bytes
-        self._opener = build_opener(_NoRedirects)
+        self._opener = build_opener(_NoRedirects, _Http, _Https)
         self.closing = threading.Event()
         """Ends the waiting between retries."""
 
@@ -66,6 +118,8 @@ class HttpClient:
     def _reply(self, url: str, data: bytes | None) -> bytes:
         headers = {"Content-Type": "application/json", "User-Agent": "dapo-rl"}
         if key := self._api_key():
+            if not (key.isascii() and key.isprintable()):  # http.client's error would show the key
+                raise CallError("the API key has characters that an HTTP header cannot have", again=False)
             headers["Authorization"] = f"Bearer {key}"
         limit, started = self._timeout_s, time.monotonic()
         try:
@@ -88,6 +142,8 @@ class HttpClient:
             raise CallError(why, slow=slow) from None
         except (OSError, ValueError) as error:  # a connection that breaks
             raise CallError(f"{url}: {one_line(error)}") from None
+        except HTTPException as error:  # what came is not HTTP, or was cut off
+            raise CallError(f"{url}: {type(error).__name__}: {one_line(error)}") from None
         return b"".join(parts)
 
 
@@ -102,15 +158,15 @@ def fault_of_url(url: str) -> str:
 
 
 def key_in(variable: str | None) -> str | None:
-    """The key in an environment variable."""
-    return None if variable is None else os.environ.get(variable)
+    """The key in an environment variable, without the line break of the file that it may come from."""
+    return None if variable is None else os.environ.get(variable, "").strip() or None
 
 
 def _refused(error: HTTPError, key: str | None) -> CallError:
     with error:
         try:
             said = error.read(4096).decode("utf-8", "replace")
-        except OSError:
+        except (OSError, HTTPException):
             said = ""
     said = said and one_line(said.replace(key, "***") if key else said, 200)
     line = f"the server answered {error.code} {one_line(str(error.reason), 60)}{f': {said}' if said else ''}"

@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from dapo_rl.base.hashing import Digests
 from dapo_rl.cluster.fsdp import RanksOutOfMemoryError, ShardedLogps, ShardedValues
 from dapo_rl.cluster.network import open_tcp_store
+from dapo_rl.cluster.nobody import NOBODY, nobody_like
 from dapo_rl.cluster.place import Place
 from dapo_rl.cluster.sharded_checkpoint import frozen_checksum, own_digests, read_shards, shard_tensors, write_shards
 from dapo_rl.cluster.weights_broadcast import Address, ChannelBrokenError, WeightChannel, WeightLayout
@@ -39,26 +40,13 @@ from dapo_rl.models.save import save_model, why_no_copy
 from dapo_rl.models.values import TokenValues
 from dapo_rl.train.coefficients import Coefs
 from dapo_rl.train.critic import HFCritic
+from dapo_rl.train.custom import CustomLoss
 from dapo_rl.train.learner import Learner, Stats, budget_note
 from dapo_rl.train.loss_denominators import Counts
-from dapo_rl.train.off_policy import SCALE
 from dapo_rl.train.policy import HFPolicy
 from dapo_rl.types import FloatArray, Trajectory, Update
 
 T = TypeVar("T")
-
-NOBODY = Trajectory(
-    [0],
-    mask=False,
-    prompt_ids=[0],
-    scalars={"group": -1, SCALE: 1.0},
-    advantages=0.0,
-    ref_logps=0.0,
-    entropy_mask=False,
-    cov_mask=False,
-)
-"""What a rank computes when it has no sample left and others have: it takes part in their collectives."""
-
 
 Load = Callable[[], tuple[Any, dict[str, Any]]]
 """Loads the model, the same on every rank, and what the learner takes beside it."""
@@ -72,6 +60,7 @@ class LearnerWorker(Learner[Stats]):
 
     shards: ClassVar[str]
     """The directory of the shards within a checkpoint."""
+    _nobody = NOBODY
 
     def __init__(self, load: Load, *, place: Place, train: TrainSettings, offload: bool = False, **how: Any) -> None:
         """The ranks of a host load the model one after the other, so that one at a time has all of it in memory.
@@ -188,7 +177,7 @@ class LearnerWorker(Learner[Stats]):
                 self._place.alive()
                 indices = own[k] if k < len(own) else []
                 try:
-                    done.append((indices, compute([samples[i] for i in indices] or [NOBODY], sum(numbers))))
+                    done.append((indices, compute([samples[i] for i in indices] or [self._nobody], sum(numbers))))
                 except RanksOutOfMemoryError as error:
                     here = error.here
                     break
@@ -284,6 +273,8 @@ class PolicyWorker(LearnerWorker[TokenStats], HFPolicy):
 
     def update(self, samples: Sequence[Trajectory], lr: float, coefs: Coefs | None = None) -> Update:
         with self._timed():
+            if isinstance(self._losses, CustomLoss):  # may take any column, and a rank may have no sample
+                self._nobody = nobody_like(samples, self._gather)
             return super().update(samples, lr, coefs)
 
     def work_done(self) -> tuple[float, int]:

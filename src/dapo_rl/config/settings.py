@@ -161,7 +161,11 @@ class RunSettings(Section):
     def resolved(self) -> dict[str, Any]:
         """Every setting with its value, including derived defaults; loading it gives the same run."""
         settings = self.model_dump(mode="json")
-        settings["overlong"] |= {"max_length": self.overlong_max_length, "cache_length": self.overlong_cache_length}
+        if not self.sampling.length_stages:  # where they are not set, they follow the limit of each stage
+            settings["overlong"] |= {
+                "max_length": self.overlong_max_length,
+                "cache_length": self.overlong_cache_length,
+            }
         settings["algo"] |= {"norm_length": self.norm_length, "proximal": self.algo.old_policy}
         settings["sampling"]["cap"] = self.sampling_cap
         settings["checkpoint"]["every"] = self.checkpoint_every

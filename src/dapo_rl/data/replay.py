@@ -79,6 +79,7 @@ class ReplayStream(Stream):
         return self._stream.find(prompt_id)
 
     def skip(self, prompt: Prompt, epochs: int) -> None:
+        self._leave(prompt)
         self._stream.skip(prompt, epochs)
 
     def watch(self, check: Callable[[Prompt], None], note: Callable[[str], None]) -> None:

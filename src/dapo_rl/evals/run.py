@@ -18,8 +18,8 @@ from transformers.utils import logging
 from dapo_rl.base.files import atomic_write
 from dapo_rl.base.format import counted
 from dapo_rl.base.lock import acquire
-from dapo_rl.choices import NO_VERIFIER
-from dapo_rl.config import ModelSettings
+from dapo_rl.choices import NO_VERIFIER, is_judge
+from dapo_rl.config import Config, ModelSettings
 from dapo_rl.data import Rows, build_prompts, copies, load_rows, once_each
 from dapo_rl.engines.build import build_engine
 from dapo_rl.engines.protocol import Engine, SamplingParams
@@ -43,6 +43,7 @@ from dapo_rl.models.load import (
     pick_device,
 )
 from dapo_rl.rewards import build_verifier
+from dapo_rl.rewards.judge.judge_file import DECIDING, read_judge
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rollout.build_conversations import build_conversations, longest_episode, prompt_fits
 from dapo_rl.rollout.conversation import Conversations
@@ -87,7 +88,7 @@ def evaluate_models(
     config = plan.config
     rows = load_rows(environment_rows(config, config.data.eval or plan.data), key="--data")
     dtype = compute_dtype(config.model, pick_device(config.model.device))
-    settings = plan.settings(str(dtype).removeprefix("torch.")) | {"rows": fingerprint(rows)}
+    settings = plan.settings(str(dtype).removeprefix("torch.")) | {"rows": fingerprint(rows)} | _judged_by(config)
     out = out or Path("evals") / f"{_slug(Path(plan.data).stem)}-{_digest(settings)}"
     with _locked(out):
         # Workers are forked from this process, so they must start before any threads or a GPU context.
@@ -135,6 +136,16 @@ def _judges(plan: EvalPlan, out: Path, resources: ExitStack) -> _Judges:
     if verifier is not None:
         load_reward_models(verifier, config, pick_device(config.model.device))
     return _Judges(verifier, resources.enter_context(closing(Voting(config.reward, judged))), environments)
+
+
+def _judged_by(config: Config) -> dict[str, Any]:
+    """What the marks of judges depend on, by their files; the name of a file does not say it."""
+    judges = {
+        each.verifier: read_judge(Path(each.verifier)).model_dump(mode="json", include=set(DECIDING))
+        for each in config.reward.verifiers
+        if is_judge(each.verifier)
+    }
+    return {"judges": judges} if judges else {}
 
 
 def _report(plan: EvalPlan, figures: Sequence[ModelMetrics], settings: dict[str, Any], out: Path) -> dict[str, Any]:
@@ -268,7 +279,7 @@ def _check_same(home: Path, settings: dict[str, Any]) -> None:
     settings = json.loads(json.dumps(settings))
     changed = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
     if changed:
-        what = {"weights": "the model's weights", "rows": "the data"}
+        what = {"weights": "the model's weights", "rows": "the data", "judges": "the judge's file"}
         listed = ", ".join(what.get(k, f"{k} {before.get(k)} → {settings.get(k)}") for k in changed[:4])
         raise UserError(f"{home}: was started with different settings: {listed}; name another --out, or remove it")
 

@@ -14,7 +14,6 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
-import torch
 from torch import Tensor
 from transformers.utils import logging
 
@@ -34,7 +33,7 @@ from dapo_rl.rollout.dynamic_sampling import Grading, outcome_of
 from dapo_rl.run.build import Run, build_run
 from dapo_rl.run.inputs import TrainerInputs
 from dapo_rl.runs.display import PlainDisplay
-from dapo_rl.train.batch import shaped_rewards
+from dapo_rl.train.batch import length_penalties, shaped_rewards
 from dapo_rl.types import FinishReason, Group, Loggable, RewardPart, VerdictStatus
 
 
@@ -188,14 +187,13 @@ def _dry_rows(groups: Sequence[Group], run: Run) -> tuple[DryRow, ...]:
             outcome=outcome_of(
                 group, run.config.sampling, keep, grading, run.config.masking, run.config.decouples_rewards
             ),
-            answers=_dry_answers(group, rewards[group.draw]),
+            answers=_dry_answers(group, rewards[group.draw], length_penalties(group, run.config)),
         )
         for group in groups
     )
 
 
-def _dry_answers(group: Group, rewards: Tensor) -> tuple[DryAnswer, ...]:
-    penalties = rewards - torch.tensor([verdict.score for verdict in group.verdicts])
+def _dry_answers(group: Group, rewards: Tensor, penalties: Tensor) -> tuple[DryAnswer, ...]:
     return tuple(
         DryAnswer(
             text=sample.text,

@@ -311,6 +311,20 @@ def check_context(model: Any, longest_prompt: int, new_tokens: int) -> None:
         )
 
 
+def context_of(name: str) -> int | None:
+    """The most tokens that a model is made for, by its config, if that says so. Its weights are not loaded."""
+
+    def read(path: str | Path) -> Any:
+        _check_config(path, name)
+        try:
+            return AutoConfig.from_pretrained(path, trust_remote_code=False)
+        except Exception as error:
+            raise UserError(f"model.name: {name} {_why_no_model(error, path)}") from None
+
+    limit = getattr(_found(name, read), "max_position_embeddings", None)
+    return limit if isinstance(limit, int) else None
+
+
 def check_vocabulary(model: Any, largest_id: int) -> None:
     """Fails now: another model's tokenizer would fail in the middle of a run, at the first token out of range."""
     rows: int = model.get_input_embeddings().weight.shape[0]

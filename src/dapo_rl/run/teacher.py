@@ -7,7 +7,7 @@ from typing import Any
 from dapo_rl.config import Config
 from dapo_rl.data import PromptSet
 from dapo_rl.errors import UserError
-from dapo_rl.models.load import check_context
+from dapo_rl.models.load import check_context, context_of
 from dapo_rl.train.served_teacher import ServedTeacher
 from dapo_rl.train.teacher import Teacher
 from dapo_rl.train.teacher_prompts import TeacherPrompts
@@ -31,8 +31,24 @@ def build_teacher(
                 check_context(model, longest_prompt, config.sampling.max_new_tokens)
             except UserError as error:
                 raise UserError(f"teacher.prompt: {error}") from None
+    if settings.loaded:
+        _check_context_of_model(config, longest)
     if not settings.served:
         return Teacher(own, None)
     served = ServedTeacher(settings)
     served.check(tokenizer, longest)
     return Teacher(own, served)
+
+
+def _check_context_of_model(config: Config, longest: int) -> None:
+    """A teacher may have a shorter context than its pupil, beyond which its log-probabilities mean nothing."""
+    assert config.teacher.name is not None
+    try:
+        limit = context_of(config.teacher.name)
+    except UserError:  # whoever loads it says what is wrong; on a cluster, that may be others than this host
+        return
+    if limit is not None and longest > limit:
+        raise UserError(
+            f"teacher.name: {config.teacher.name} has a context of {limit} tokens, and it may have to read {longest}; "
+            "name another, or lower sampling.max_new_tokens"
+        )

@@ -32,9 +32,9 @@ def make_batch(
     `shaped_rewards`.
     """
     rewards = shaped_rewards(groups, config) if rewards is None else rewards
-    scores_PG = torch.tensor([[v.score for v in group.verdicts] for group in groups])
     rewards_PG = torch.stack([rewards[group.draw] for group in groups])
-    penalties_PG = rewards_PG - scores_PG
+    # Not the difference of rewards and scores: its rounding errors would be a reward that differs within the group.
+    penalties_PG = torch.stack([length_penalties(group, config) for group in groups])
     truncated_PG = torch.tensor([[s.truncated for s in group.samples] for group in groups])
     in_loss_PG = ~truncated_PG if config.overlong.mask_truncated else torch.ones_like(truncated_PG)
     in_baseline_PG = _in_baseline(groups, in_loss_PG, config, filled_up)
@@ -117,12 +117,17 @@ def shaped_rewards(groups: Iterable[Group], config: Config) -> dict[int, Tensor]
 
 
 def _shaped(group: Group, config: Config) -> Tensor:
-    scores = torch.tensor([v.score for v in group.verdicts])
+    return torch.tensor([v.score for v in group.verdicts]) + length_penalties(group, config)
+
+
+def length_penalties(group: Group, config: Config) -> Tensor:
+    """What is added to the scores of a group's samples for their lengths."""
     lengths = torch.tensor(group.lengths)
+    none = torch.zeros(len(group.lengths))
     longest = group.samples[0].scalars.get(LIMIT, config.sampling.max_new_tokens)
     shape, (limit, cache_length) = config.overlong.shape, config.overlong_limits(int(longest))
     if shape == "soft":
-        return scores + soft_overlong_punishment(lengths, limit, cache_length, config.overlong.factor)
+        return soft_overlong_punishment(lengths, limit, cache_length, config.overlong.factor)
     if shape == "linear":
-        return overlong_reward_shaping(scores, lengths, limit, config.overlong.factor)
-    return scores
+        return overlong_reward_shaping(none, lengths, limit, config.overlong.factor)
+    return none

@@ -84,16 +84,19 @@ class ServedTeacher:
 
     def score(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
         """The teacher's log-probability of each response token, or TeacherStopError."""
+        self._http.closing.clear()  # a run that it has stopped may go on in this process
+        self.stopped = ""
         batches = list(_batches(samples))
-        with ThreadPoolExecutor(min(CONCURRENCY, max(1, len(batches))), "teacher") as pool:
+        pool = ThreadPoolExecutor(min(CONCURRENCY, max(1, len(batches))), "teacher")
+        try:
             futures = [pool.submit(self._scored, batch) for batch in batches]
-            try:
-                return [row for future in futures for row in future.result()]
-            except CallError as error:
-                self._http.closing.set()
-                pool.shutdown(wait=False, cancel_futures=True)
-                self.stopped = f"{self._line(error)}; resume when it answers"
-                raise TeacherStopError(self.stopped) from None
+            return [row for future in futures for row in future.result()]
+        except CallError as error:
+            self.stopped = f"{self._line(error)}; resume when it answers"
+            raise TeacherStopError(self.stopped) from None
+        finally:  # after an error or Ctrl-C, nobody waits for the others
+            self._http.closing.set()
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _scored(self, batch: Sequence[Trajectory]) -> list[FloatArray]:
         rows = [[*sample.prompt_ids.tolist(), *sample.token_ids.tolist()] for sample in batch]
@@ -146,7 +149,7 @@ def _logps(batch: Sequence[Trajectory], rows: Sequence[Sequence[int]], data: byt
     try:
         choices = sorted(_listed(data, "choices"), key=lambda choice: int(choice["index"]))
         found = [_row(sample, ids, choice) for sample, ids, choice in zip(batch, rows, choices, strict=True)]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):  # a number may have any number of digits
         raise CallError(
             f"its reply has no log-probabilities of these tokens, as vLLM's has: {_beginning(data)}"
         ) from None

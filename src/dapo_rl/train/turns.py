@@ -47,7 +47,8 @@ def turn_credits(group: Group, discount: float) -> list[list[TurnCredit]]:
     for index, (sample, verdict) in enumerate(zip(group.samples, group.verdicts, strict=True)):
         forks = [place for place, fork in enumerate(group.forks, len(group.samples)) if fork.index == index]
         turns = [(place, turn) for place in (*forks, index) for turn in _turns(group.trajectories[place], verdict)]
-        rest = sample.scalars["reward"] - sum(turn.reward for _, turn in turns[:-1])
+        # Not from the scalar `reward`: in float32, what is left of rewards of other sizes would differ by rounding.
+        rest = verdict.score - sum(turn.reward for _, turn in turns[:-1]) + sample.scalars["length_penalty"]
         after, credits_ = 0.0, list[TurnCredit]()
         for number, (place, turn) in enumerate(reversed(turns)):
             credit = TurnCredit(place, turn, turn.reward if number else rest, after)

@@ -45,7 +45,7 @@ class EndpointJudge(JudgeVerifier):
                 return Mark(fault=str(error), slow=error.slow)
             except Exception as error:
                 return Mark(fault=describe(error))
-            if not mark.fault or not self.judge.temperature or self._client.closing.is_set():
+            if not mark.fault or not self.judge.is_random or self._client.closing.is_set():
                 break  # without randomness the reply would be the same
         return mark
 

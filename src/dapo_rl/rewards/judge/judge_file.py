@@ -25,6 +25,8 @@ FIELDS = ("prompt", "response", "truth")
 """What a template may name in braces."""
 POLICY = "policy"
 """The endpoint of a judge that is the run's own model."""
+DECIDING = ("endpoint", "model", "prompt", "parse", "scale", "temperature", "max_tokens")
+"""Keys that a mark depends on. The others may change while it is asked."""
 _SWITCHES = {True: ("yes", "true", "on"), False: ("no", "false", "off")}
 """Words that YAML reads as true and false."""
 
@@ -72,6 +74,12 @@ class JudgeSettings(Section):
     @property
     def is_policy(self) -> bool:
         return self.endpoint == POLICY
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the same question may have another reply. The temperature of a run is above 0, and that of a server
+        is, as far as is known."""
+        return self.temperature != 0
 
     @property
     def needs_answer(self) -> bool:

@@ -80,7 +80,7 @@ class PolicyJudge(JudgeVerifier):
         mark = self._mark(reply.text)
         self._count(JudgeCounts(tokens=reply.tokens))
         self._record.end_call(question.key, None if mark.fault else reply.text, reply.tokens)
-        if mark.fault and self.judge.temperature and question.attempt < self.judge.retries:
+        if mark.fault and self.judge.is_random and question.attempt < self.judge.retries:
             self._policy.ask(replace(question, attempt=question.attempt + 1))
             return None
         return mark

@@ -30,6 +30,8 @@ class JudgeRecord:
         self._lock = threading.Lock()
         self._replies: dict[str, str] = {}
         self._calls = self._tokens = 0
+        self._logged_calls = self._logged_tokens = 0
+        """Those of them that are in the run directory."""
         self._cache: _Lines | None = None
         self._ledger: _Lines | None = None
         self.stopped = ""
@@ -38,12 +40,16 @@ class JudgeRecord:
             self._use_cache(Path(settings.cache).expanduser())
 
     def begin(self, directory: Path) -> None:
-        """Continues with what the run directory has."""
+        """Continues with what the run directory has, also if this process has written it."""
         with self._lock:
+            self.stopped = ""
             self._ledger = _Lines(directory / "judge" / f"{self._name}.calls.jsonl", self._file)
             rows = list(self._ledger.read())
-            self._calls += sum(row.get("call") is True for row in rows)
-            self._tokens += sum(n for row in rows if type(n := row.get("tokens")) is int)
+            calls = sum(row.get("call") is True for row in rows)
+            tokens = sum(n for row in rows if type(n := row.get("tokens")) is int)
+            self._calls += calls - self._logged_calls
+            self._tokens += tokens - self._logged_tokens
+            self._logged_calls, self._logged_tokens = calls, tokens
         if self._settings.cache is True:
             self._use_cache(directory / "judge")
 
@@ -78,22 +84,22 @@ class JudgeRecord:
                     line = f"{self._file}: budget.{key}: {spent:,} {key} are spent, and more are needed; raise it"
                     raise VerifierStopError(f"{line}, and resume")
             self._calls += 1
-            self._log({"call": True})
+            if self._ledger is not None:
+                self._ledger.append({"call": True})
+                self._logged_calls += 1
 
     def end_call(self, key: str, reply: str | None, tokens: int) -> None:
         """Keeps a reply, unless it is None."""
         with self._lock:
             if tokens:
                 self._tokens += tokens
-                self._log({"tokens": tokens})
+                if self._ledger is not None:
+                    self._ledger.append({"tokens": tokens})
+                    self._logged_tokens += tokens
             if reply is not None and key not in self._replies:
                 self._replies[key] = reply
                 if self._cache is not None:
                     self._cache.append({"key": key, "reply": reply})
-
-    def _log(self, row: dict[str, Any]) -> None:
-        if self._ledger is not None:
-            self._ledger.append(row)
 
 
 def key_of(body: dict[str, Any]) -> str:
