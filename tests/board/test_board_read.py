@@ -7,7 +7,7 @@ import socket
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from board_runs import append_line, finish, make_run
+from board_runs import append_line, finish, kept, make_group, make_run
 from tokenizers import Tokenizer
 
 from dapo_rl.board.catalogue import Catalogue, NoSuchRunError
@@ -200,6 +200,20 @@ def test_search_goes_from_the_newest_step_to_the_first(tmp_path):
     assert search(run, "nowhere", [1, 2, 3]) == {"hits": [], "cut": False, "left": 0, "next": None}
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("ab" + "needle" + "c" * 100, "ab" + "needle" + "c" * 60),
+        ("a" * 60 + "needle", "a" * 60 + "needle"),
+        ("b" + "a" * 60 + "needle" + "c" * 60 + "d", "a" * 60 + "needle" + "c" * 60),
+    ],
+)
+def test_a_hit_is_shown_with_the_text_around_it(tmp_path, text, shown):
+    make_run(tmp_path / "a", steps=1, text=text)
+    (hit,) = search(Catalogue([tmp_path]).find("a"), "needle", [1])["hits"]
+    assert hit["text"] == shown
+
+
 def test_a_long_search_says_where_it_stopped(tmp_path, monkeypatch):
     make_run(tmp_path / "a", steps=5)
     monkeypatch.setattr("dapo_rl.board.groups.SEARCH_SECONDS", -1)
@@ -242,6 +256,14 @@ def test_the_bars_of_many_steps_are_some_of_them(tmp_path, monkeypatch):
     account = ledger(Catalogue([tmp_path]).find("a"))
     assert [bar["step"] for bar in account["bars"]] == [1, 5, 9, 13, 17, 20]
     assert account["steps"] == 20
+
+
+def test_the_bars_follow_a_step_that_a_resumed_run_replaces(tmp_path):
+    run = make_run(tmp_path / "a")
+    entry = Catalogue([tmp_path]).find("a")
+    before = ledger(entry)["bars"]
+    run.write_rollouts(2, [kept(make_group(20, [("2", True)]))])
+    assert ledger(entry)["bars"] == [before[0], {"step": 2, "tokens": {"kept": 3}}, before[2]]
 
 
 def test_tokens_of_one_character_are_one_piece():

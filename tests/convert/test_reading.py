@@ -22,6 +22,8 @@ def unknown(script):
     [
         ("x=3\necho $x ${x}4 '$x' \"$x y\" \\$x", ["echo", "3", "34", "$x", "3 y", "$x"]),
         ("echo ${x:-a} ${x-b} ${HOME:+c} ${x:-${y:-d}}", ["echo", "a", "b", "c", "d"]),
+        ('x=\necho "${x-a}" "${x:-b}" ${x+c} ${x:+d} "${x=e}" "${x:=f}" $x', ["echo", "", "b", "c", "", "f", "f"]),
+        ("A=()\necho ${A-a} ${A+b} ${A:-c}", ["echo", "a", "c"]),
         ('d=${D:-"${HOME}/v"}\necho "$d"', ["echo", "/home/me/v"]),
         ("echo ${x:=5} $x", ["echo", "5", "5"]),
         ("n=4\necho $((1024 * n)) $(((n + 1) * 2)) $(( $n ** 2 )) $((-7 / 2))", ["echo", "4096", "10", "16", "-3"]),

@@ -5,8 +5,20 @@ import math
 
 import numpy as np
 import pytest
+from support import make_prompt, make_sample
 
-from dapo_rl.evals.metrics import avg, bootstrap, consensus, difference, mean, passed, powers_of_two
+from dapo_rl.evals.metrics import (
+    avg,
+    bootstrap,
+    consensus,
+    difference,
+    mean,
+    passed,
+    powers_of_two,
+    read_metrics,
+)
+from dapo_rl.evals.responses import ResponseFile
+from dapo_rl.types import Group, Verdict
 
 
 def test_avg_by_hand():
@@ -49,6 +61,47 @@ def test_consensus_by_hand():
     assert consensus([True, False, False, False], ["4", None, None, None]) == 1.0
     assert consensus([False, False], [None, None]) == 0.0
     assert math.isnan(consensus([], []))
+
+
+def responses(directory, problems):
+    """Four samples per problem: `4` and `5` are the votes of a right and a wrong one, and the verifier fails on `x`."""
+    judged = []
+    for draw, votes in enumerate(problems):
+        verdicts = [
+            Verdict(-1.0, False, "timeout", None, "it took too long")
+            if vote == "x"
+            else Verdict(float(vote == "4"), vote == "4", "correct" if vote == "4" else "wrong", vote)
+            for vote in votes
+        ]
+        samples = [make_sample(length) for length in (1, 2, 3)] + [make_sample(6, "length")]
+        group = Group(draw, make_prompt(f"p{draw}"), tuple(samples), tuple(verdicts))
+        judged.append((group, [None if vote == "x" else vote for vote in votes]))
+    file = ResponseFile(directory)
+    (part,) = file.begin(len(problems), 4)
+    file.write(part, judged)
+    file.finish(len(problems), 4)
+    return file
+
+
+def test_metrics_are_of_the_samples_that_were_judged(tmp_path):
+    found = read_metrics("m", responses(tmp_path, ["x454", "5445", "xxxx"]))
+    nan = math.nan
+    expected = {
+        "avg@4": [2 / 3, 0.5, nan],
+        "pass@1": [2 / 3, 0.5, nan],
+        "pass@2": [1.0, 5 / 6, nan],
+        "pass@4": [nan, 1.0, nan],
+        "cons@4": [1.0, 0.0, nan],
+        "score": [2 / 3, 0.5, nan],
+        "response_length": [3.0] * 3,
+        "truncated": [0.25] * 3,
+    }
+    assert list(found.values) == list(expected)
+    for name, values in expected.items():
+        assert found.values[name] == pytest.approx(values, nan_ok=True), name
+    assert (found.k, found.prompt_ids, found.tokens) == (4, ["p0", "p1", "p2"], 36)
+    assert found.statuses == {"correct": 4, "timeout": 5, "wrong": 3}
+    assert (found.verifier_errors, found.first_error, found.graded) == (5, "it took too long", False)
 
 
 def test_ks():

@@ -58,6 +58,8 @@ def test_a_dry_run_prints_the_script(tmp_path):
     asked = [line.removeprefix("#SBATCH ") for line in result.stdout.splitlines() if line.startswith("#SBATCH ")]
     assert {"--nodes=2", "--ntasks-per-node=1", "--gpus-per-node=8", "--time=1:00"} <= set(asked)
     assert {"--signal=B:TERM@120", '--mem=0 --comment "a b"'} <= set(asked)
+    shown_run = f"{tmp_path}/{NASTY}".replace('"', '\\"').replace("%j", "%%j")  # Slurm replaces %j, and %% by %
+    assert f'--output="{shown_run}/slurm-%j.log"' in asked
     assert """--partition="it's $(touch hacked); \\"%j\\" `id`\"""" in asked
     lines = result.stdout.splitlines()
     start = next(number for number, line in enumerate(lines) if line.startswith("run="))
