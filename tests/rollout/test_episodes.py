@@ -366,6 +366,33 @@ def test_a_conversation_that_is_rewritten_forks():
     assert [verdict.score for verdict in group.verdicts] == [0.5] * 4
 
 
+def test_a_fork_without_room_for_a_turn_is_undone():
+    """The trajectories of an episode share `max_new_tokens`: two turns of one token use it up."""
+    with EnvironmentPool(Rewriter, EnvSettings(name="x:y")) as pool:
+        episodes = episodes_of(pool, max_new_tokens=2)
+        conversation = episodes.start(0, make_prompt("p")).conversations[1]
+        (group,) = finish(episodes)
+    assert group.forks == ()
+    assert [sample.written for sample in group.samples] == [2] * 4
+    assert {sample.finish_reason for sample in group.samples} == {"length"}
+    assert {sample.scalars["forks"] for sample in group.samples} == {0}
+    judged = conversation.for_verifier()["messages"]
+    assert [message["content"] for message in judged] == ["ab", "1", "higher", "2"], "what the policy saw and said"
+
+
+def test_an_episode_that_fails_in_a_fork_has_its_tokens_once():
+    class TooLong(Rewriter):
+        def step(self, turn):
+            return Observation(conversation=Opening(({"role": "user", "content": "a" * 300},)))
+
+    with EnvironmentPool(TooLong, EnvSettings(name="x:y")) as pool:
+        episodes = episodes_of(pool)
+        episodes.start(0, make_prompt("p"))
+        (group,) = finish(episodes)
+    assert "too_long: the prompt has 300 tokens" in group.verdicts[0].detail
+    assert group.tokens == 4
+
+
 def test_messages_are_the_same_however_an_agent_writes_them():
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     other = {"function": {"name": "f", "arguments": {"x": 1}}}
