@@ -6,13 +6,14 @@ from threading import Timer
 
 import numpy as np
 import pytest
-from support import TextVerifier, make_prompt, make_sample
+from support import TextVerifier, make_prompt, make_sample, tokenizer
 
-from dapo_rl.config import EnvSettings
+from dapo_rl.config import Config, EnvSettings
 from dapo_rl.engines.protocol import Completion, Request, SamplingParams
 from dapo_rl.envs import Observation, OneTurn, Opening
 from dapo_rl.envs.chat_format import Parsed
 from dapo_rl.envs.pool import EnvironmentPool
+from dapo_rl.rollout.build_conversations import build_conversations
 from dapo_rl.rollout.conversation import Conversations, same_messages
 from dapo_rl.rollout.episodes import Episodes
 from dapo_rl.rollout.saved_episodes import SavedFlight
@@ -332,6 +333,22 @@ def test_an_environment_that_fails_ends_its_own_episode():
         (group,) = finish(episodes)
     assert [verdict.status for verdict in group.verdicts] == ["correct", "error", "wrong", "wrong"]
     assert "RuntimeError: no more" in group.verdicts[1].detail
+
+
+@pytest.mark.parametrize(("threshold", "correct"), [({}, False), ({"reward.threshold": 0}, True)])
+def test_an_episode_is_correct_with_a_reward_above_the_threshold(threshold, correct):
+    class Partly:
+        def step(self, turn):
+            return 0.3
+
+    config = Config.build({"data.chat_template": "never", **threshold})
+    with EnvironmentPool(Partly, EnvSettings(name="x:y")) as pool:
+        built = build_conversations(config, pool, tokenizer(), context=200, max_new_tokens=100, rewards=True)
+        episodes = Episodes(Guesser(), None, request, waits=True, conversations=built)
+        episodes.submitted = True
+        episodes.start(0, make_prompt("p"))
+        (group,) = finish(episodes)
+    assert [(verdict.score, verdict.correct) for verdict in group.verdicts] == [(0.3, correct)] * 4
 
 
 class Rewriter:
