@@ -193,6 +193,24 @@ def test_a_resumed_sample_ends_at_a_stop_string_that_begins_before_it_was_set_as
     assert cut.finish_reason == "stop"
 
 
+@pytest.mark.parametrize("make", [NativeEngine, lambda model, known: HFEngine(model, known, 64)], ids=["native", "hf"])
+def test_a_stop_string_that_ends_with_the_last_token_allowed_is_whole(make):
+    model, known = small_model(), tokenizer()
+
+    def response(limit: int, *stop: str) -> Any:
+        engine = make(model, known)
+        engine.submit(Request("r", (5, 6, 7), 1, SamplingParams(limit, stop=stop, ignore_eos=True), seed=3))
+        (done,) = engine.poll()
+        return done.sample
+
+    whole = response(12)
+    stop = known.decode(whole.token_ids[2:5])
+    end = decoding_everything(known, whole.token_ids.tolist(), (stop,))
+    for limit, reason in ((end - 1, "length"), (end, "stop"), (end + 1, "stop")):
+        sample = response(limit, stop)
+        assert (len(sample.token_ids), sample.finish_reason) == (min(limit, end), reason)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [NativeEngine, lambda model, known: HFEngine(model, known, 64)], ids=["native", "hf"])
 @pytest.mark.parametrize("trail", ["", "bc"], ids=["at the turn's start", "before it"])

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from dapo_rl.config import SamplingSettings
 from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.engines.token_sampling import DrawParams, derive_seed, draw_tokens, row_keys, truncate, uniforms
 
@@ -47,6 +48,12 @@ def test_top_p_keeps_the_smallest_set_that_reaches_it():
     probabilities = [0.1, 0.5, 0.15, 0.25]
     assert kept(probabilities, SamplingParams(1, top_p=0.75)) == [False, True, False, True]
     assert kept(probabilities, SamplingParams(1, top_p=0.76)) == [False, True, True, True]
+
+
+def test_a_run_samples_with_its_settings():
+    given = {"max_new_tokens": 7, "temperature": 0.6, "top_p": 0.9, "top_k": 5, "min_p": 0.1, "stop": ("x",)}
+    settings = SamplingSettings(**given, ignore_eos=True, keep_mask=True)
+    assert SamplingParams.of(settings) == SamplingParams(**given, ignore_eos=True, keep_mask=True)
 
 
 def test_min_p_is_a_share_of_the_likeliest():

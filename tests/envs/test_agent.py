@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -476,6 +477,17 @@ def test_smolagents():
     assert "2+3?" in opening.messages[-1]["content"]
     assert "5" in second.conversation.messages[-1]["content"]
     assert last == Observation(reward=1.0, done=True)
+
+
+def test_an_endpoint_that_could_not_start_is_started_once_its_port_is_free():
+    async def main():
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            env = AgentEnvironment(two_calls, port=taken.getsockname()[1])
+            with pytest.raises(UserError, match=r"env\.port: cannot listen"):
+                await play(env)
+        return await play(env, "4", "5")
+
+    assert run(main())[-1].reward == 1.0
 
 
 def test_a_function_from_a_file(tmp_path, monkeypatch):

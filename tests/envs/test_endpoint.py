@@ -259,7 +259,8 @@ def test_sampling_parameters_are_ignored_and_named():
 
 def test_stop_cuts_the_text_and_what_follows():
     turn = AssistantTurn("Add them.\nObservation: 6", CALL.tool_calls, token_ids=(1, 2))
-    choice = post({"messages": [USER], "stop": ["nowhere", "Observation:"]}, handle=Policy(turn)).json()["choices"][0]
+    asked = {"messages": [USER], "stop": ["nowhere", "6", "Observation:"]}
+    choice = post(asked, handle=Policy(turn)).json()["choices"][0]
     assert choice["message"] == {"role": "assistant", "content": "Add them.\n"}
     assert choice["finish_reason"] == "stop"
 

@@ -14,8 +14,11 @@ from typing import Any
 
 import psutil
 import pytest
+from mcp import Client
+from mcp.server.lowlevel import Server
+from mcp.types import ListToolsResult, Tool
 
-from dapo_rl.envs.mcp_tools import MCPTool, MCPToolError, MCPTools, list_tools, mcp_tools
+from dapo_rl.envs.mcp_tools import MCPTool, MCPToolError, MCPTools, _schemas_of, list_tools, mcp_tools
 from dapo_rl.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -64,6 +67,19 @@ def test_listing_leaves_no_process(stdio: dict[str, MCPTool]) -> None:
     assert schemas[0]["function"]["description"] == "Adds two numbers."
     assert schemas[0]["function"]["parameters"]["required"] == ["a", "b"]
     assert children() == before
+
+
+def test_tools_are_listed_page_by_page() -> None:
+    async def page(context: Any, asked: Any) -> ListToolsResult:
+        number = 0 if asked is None or asked.cursor is None else int(asked.cursor)
+        tool = Tool(name=f"tool{number}", input_schema={"type": "object"})
+        return ListToolsResult(tools=[tool], next_cursor=str(number + 1) if number < 2 else None)
+
+    async def listed() -> list[dict[str, Any]]:
+        async with Client(Server("pages", on_list_tools=page)) as client:
+            return await asyncio.wait_for(_schemas_of(client), 10)
+
+    assert [schema["function"]["name"] for schema in asyncio.run(listed())] == ["tool0", "tool1", "tool2"]
 
 
 def test_tools_over_http(url: str) -> None:

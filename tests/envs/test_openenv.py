@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from openenv_process import serve_openenv
 
+from dapo_rl.envs import openenv
 from dapo_rl.envs.openenv import OpenEnv
 from dapo_rl.envs.protocol import AssistantTurn, ToolCall
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
 
-pytest.importorskip("websockets")
+server_module = pytest.importorskip("websockets.asyncio.server")
 pytestmark = pytest.mark.slow
 
 
@@ -114,6 +115,35 @@ def test_tools_of_the_server_are_the_tools_of_the_episode(tools: str) -> None:
     assert missing.tool_errors == 1
     assert missing.messages[0]["content"].startswith("error: ")
     assert end.done
+
+
+@pytest.mark.parametrize(("ends_at", "reward", "calls"), [(None, 0.75, 3), (1, 0.5, 1)])
+def test_rewards_of_several_calls_in_a_turn_add_up(
+    monkeypatch: pytest.MonkeyPatch, ends_at: int | None, reward: float, calls: int
+) -> None:
+    """The server speaks the protocol, and is in this process. No call follows the end of the episode."""
+    rewards = {1: 0.5, 2: None, 3: 0.25}
+
+    async def answer(socket: Any) -> None:
+        async for message in socket:
+            called = json.loads(message)["data"].get("arguments", {}).get("n")
+            seen = {"tool_name": "count", "result": called} if called else {"tools": []}
+            data = {"observation": seen, "reward": rewards.get(called), "done": called == ends_at is not None}
+            await socket.send(json.dumps({"type": "observation", "data": data}))
+
+    async def episode() -> Any:
+        async with server_module.serve(answer, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            monkeypatch.setitem(openenv._schemas, url, {})
+            env = OpenEnv(url)
+            try:
+                await env.open(prompt(), 7)
+                return await env.step(AssistantTurn("", tuple(ToolCall("count", {"n": n}) for n in rewards)))
+            finally:
+                await env.close()
+
+    observation = asyncio.run(asyncio.wait_for(episode(), 20))
+    assert (observation.reward, observation.tool_calls, observation.done) == (reward, calls, ends_at is not None)
 
 
 def test_options_name_fields_that_exist(words: str) -> None:

@@ -47,6 +47,15 @@ def test_marks_become_verdicts(tmp_path, monkeypatch):
     assert server.headers[0]["Authorization"] == "Bearer s3cret"
 
 
+@pytest.mark.parametrize(("threshold", "correct"), [(None, [False, False, True]), (0, [False, True, True])])
+def test_a_mark_above_the_threshold_is_correct(tmp_path, threshold, correct):
+    with (
+        judge_server(by_number) as server,
+        judging(write_judge(tmp_path / "j.yaml", server.url), threshold=threshold) as pool,
+    ):
+        assert [v.correct for v in pool(make_prompt("p"), responses("0", "0.5", "0.6"))] == correct
+
+
 def test_a_truth_that_is_missing_is_one_line(tmp_path):
     path = write_judge(tmp_path / "j.yaml", "http://127.0.0.1:1/v1", prompt="{response} {truth}")
     with judging(path) as pool:
@@ -169,15 +178,16 @@ def test_no_more_calls_at_a_time_than_allowed(tmp_path):
 def test_the_cache_outlives_a_run_and_a_line_that_was_cut_off(tmp_path):
     with judge_server(by_number) as server:
         path = write_judge(tmp_path / "j.yaml", server.url)
-        for _ in range(3):
+        for run in range(3):
             with judging(path) as pool:
                 pool.begin(tmp_path / "run")
-                assert [v.score for v in pool(make_prompt("p"), responses("1", "2"))] == [1, 2]
+                asked = ["1", "2"] if run == 0 else ["1", "2", "3"]  # the first reply after a line that was cut off
+                assert [v.score for v in pool(make_prompt("p"), responses(*asked))] == list(map(int, asked))
             with (tmp_path / "run" / "judge" / "j.jsonl").open("a") as file:
                 file.write('{"key": "cut o')
         assert not server.twice
         # Another model or temperature is another question, another way to read the reply is not.
-        for changes, calls in (({"parse": r"(\d)"}, 2), ({"model": "large"}, 3), ({"temperature": 0.5}, 4)):
+        for changes, calls in (({"parse": r"(\d)"}, 3), ({"model": "large"}, 4), ({"temperature": 0.5}, 5)):
             with judging(write_judge(tmp_path / "j.yaml", server.url, **changes)) as pool:
                 pool.begin(tmp_path / "run")
                 pool(make_prompt("p"), responses("1"))
@@ -220,6 +230,8 @@ def test_a_budget_counts_over_stops(tmp_path, budget, calls):
                 if number <= calls:
                     pool(make_prompt("p"), responses(str(number)))
                     assert not pool.stopped
+                    with (tmp_path / "run" / "judge" / "j.calls.jsonl").open("a") as file:
+                        file.write('{"cal')  # cut off by a kill
                     continue
                 with pytest.raises(StopRequested):
                     pool(make_prompt("p"), responses(str(number)))

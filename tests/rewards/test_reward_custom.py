@@ -117,9 +117,11 @@ def test_what_counts_as_a_score(value, score, correct):
         assert type(verdict.correct) is bool
 
 
-def test_a_negative_threshold_moves_the_line():
-    settings = RewardSettings(threshold=-0.5)
-    assert [v.correct for v in verdicts(lambda completions: [-0.4, -0.6], settings=settings)] == [True, False]
+@pytest.mark.parametrize("threshold", [-0.5, 0])
+def test_the_threshold_moves_the_line(threshold):
+    settings = RewardSettings(threshold=threshold)
+    scores = [threshold + 0.1, threshold]
+    assert [v.correct for v in verdicts(lambda completions: scores, settings=settings)] == [True, False]
 
 
 def test_arrays_of_scores():

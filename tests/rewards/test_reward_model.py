@@ -10,7 +10,7 @@ from support import make_prompt, tokenizer
 from dapo_rl.config import Config, RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards import as_verifier, build_verifier
-from dapo_rl.rewards.model_verifier import Exchange, GivenModel
+from dapo_rl.rewards.model_verifier import Exchange, GivenModel, ModelVerifier
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rewards.served import MixedVerifier
 from dapo_rl.rollout.reward_model import RewardModel, load_reward_models
@@ -69,6 +69,20 @@ def test_a_score_above_the_threshold_is_correct(saved):
     assert [v.correct for v in verdicts] == [v.score > middle for v in verdicts]
     assert sum(v.correct for v in verdicts) == 3
     assert {v.parts[0].name for v in verdicts} == {"model"}
+
+
+def test_a_threshold_of_0_replaces_the_default():
+    class Fixed:
+        def score(self, exchanges):
+            return [float(each.said[0]["content"]) for each in exchanges]
+
+        def release_memory(self):
+            pass
+
+    verifier = ModelVerifier(GivenModel("fixed"), RewardSettings(threshold=0), "fixed")
+    verifier.load(lambda given: Fixed())
+    samples = [Trajectory.of_text(text) for text in ("0", "0.1")]
+    assert [v.correct for v in verifier.judge(make_prompt("p"), samples)] == [False, True]
 
 
 @pytest.mark.parametrize(

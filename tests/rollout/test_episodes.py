@@ -6,13 +6,14 @@ from threading import Timer
 
 import numpy as np
 import pytest
-from support import TextVerifier, make_prompt, make_sample
+from support import TextVerifier, make_prompt, make_sample, tokenizer
 
-from dapo_rl.config import EnvSettings
+from dapo_rl.config import Config, EnvSettings
 from dapo_rl.engines.protocol import Completion, Request, SamplingParams
 from dapo_rl.envs import Observation, OneTurn, Opening
 from dapo_rl.envs.chat_format import Parsed
 from dapo_rl.envs.pool import EnvironmentPool
+from dapo_rl.rollout.build_conversations import build_conversations
 from dapo_rl.rollout.conversation import Conversations, same_messages
 from dapo_rl.rollout.episodes import Episodes
 from dapo_rl.rollout.saved_episodes import SavedFlight
@@ -334,6 +335,22 @@ def test_an_environment_that_fails_ends_its_own_episode():
     assert "RuntimeError: no more" in group.verdicts[1].detail
 
 
+@pytest.mark.parametrize(("threshold", "correct"), [({}, False), ({"reward.threshold": 0}, True)])
+def test_an_episode_is_correct_with_a_reward_above_the_threshold(threshold, correct):
+    class Partly:
+        def step(self, turn):
+            return 0.3
+
+    config = Config.build({"data.chat_template": "never", **threshold})
+    with EnvironmentPool(Partly, EnvSettings(name="x:y")) as pool:
+        built = build_conversations(config, pool, tokenizer(), context=200, max_new_tokens=100, rewards=True)
+        episodes = Episodes(Guesser(), None, request, waits=True, conversations=built)
+        episodes.submitted = True
+        episodes.start(0, make_prompt("p"))
+        (group,) = finish(episodes)
+    assert [(verdict.score, verdict.correct) for verdict in group.verdicts] == [(0.3, correct)] * 4
+
+
 class Rewriter:
     """Tells the whole conversation before each turn, and forgets the first turn."""
 
@@ -364,6 +381,33 @@ def test_a_conversation_that_is_rewritten_forks():
     assert after.scalars["forks"] == 1
     assert group.tokens == 4 * 3
     assert [verdict.score for verdict in group.verdicts] == [0.5] * 4
+
+
+def test_a_fork_without_room_for_a_turn_is_undone():
+    """The trajectories of an episode share `max_new_tokens`: two turns of one token use it up."""
+    with EnvironmentPool(Rewriter, EnvSettings(name="x:y")) as pool:
+        episodes = episodes_of(pool, max_new_tokens=2)
+        conversation = episodes.start(0, make_prompt("p")).conversations[1]
+        (group,) = finish(episodes)
+    assert group.forks == ()
+    assert [sample.written for sample in group.samples] == [2] * 4
+    assert {sample.finish_reason for sample in group.samples} == {"length"}
+    assert {sample.scalars["forks"] for sample in group.samples} == {0}
+    judged = conversation.for_verifier()["messages"]
+    assert [message["content"] for message in judged] == ["ab", "1", "higher", "2"], "what the policy saw and said"
+
+
+def test_an_episode_that_fails_in_a_fork_has_its_tokens_once():
+    class TooLong(Rewriter):
+        def step(self, turn):
+            return Observation(conversation=Opening(({"role": "user", "content": "a" * 300},)))
+
+    with EnvironmentPool(TooLong, EnvSettings(name="x:y")) as pool:
+        episodes = episodes_of(pool)
+        episodes.start(0, make_prompt("p"))
+        (group,) = finish(episodes)
+    assert "too_long: the prompt has 300 tokens" in group.verdicts[0].detail
+    assert group.tokens == 4
 
 
 def test_messages_are_the_same_however_an_agent_writes_them():

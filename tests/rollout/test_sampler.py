@@ -568,12 +568,19 @@ def test_prompts_are_told_which_groups_have_a_signal_and_nothing_of_failures(dyn
         def observe(self, *what):
             self.told.append((what[0].id, *what[1:]))
 
+    scripted = by_number([RIGHT, MIXED, WRONG, CRASH, MIXED])
+
+    def script(request):
+        """The environment fails in the last kind of group."""
+        failed = int(request.id.removeprefix("draw-")) % 5 == 4
+        return [sample.replace(scalars={"env_failed": 1.0} if failed else {}) for sample in scripted(request)]
+
     prompts = Told()
-    sampler, _ = sampler_for(by_number([RIGHT, MIXED, WRONG, CRASH]), prompts, dynamic=dynamic, surplus="drop")
+    sampler, _ = sampler_for(script, prompts, dynamic=dynamic, surplus="drop")
     sampler.fill(3)
     sampler.fill(3)
     right = {"p0": len(RIGHT), "p1": sum(text == "right" for text in MIXED), "p2": 0}
     assert {f"p{n}" for n in (0, 1, 2)} <= {name for name, *_ in prompts.told}
     for name, correct, samples, signal in prompts.told:
-        kind = f"p{int(name[1:]) % 4}"
+        kind = f"p{int(name[1:]) % 5}"
         assert (correct, samples, signal) == (right[kind], len(MIXED), kind == "p1")

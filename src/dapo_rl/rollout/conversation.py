@@ -238,7 +238,7 @@ class Conversations:
             return None
         if conversation.turns >= self._settings.max_turns:
             return self.end(conversation, "turns")
-        before, forks = conversation.trajectory, len(conversation.forks)
+        before, forks, messages = conversation.trajectory, len(conversation.forks), list(conversation.messages)
         try:
             self._observe(conversation, result, waited)
         except (UserError, *UNREADABLE) as error:
@@ -246,6 +246,7 @@ class Conversations:
         if conversation.verdict is None and self._room(conversation) <= 0:
             # The policy does not see what it cannot answer.
             conversation.trajectory, conversation.forks = before, conversation.forks[:forks]
+            conversation.messages = messages
             return self.end(conversation, "length")
         return None
 
@@ -324,8 +325,10 @@ class Conversations:
             conversation.limit = 0
 
     def _fork(self, conversation: Conversation, opening: Opening) -> None:
-        conversation.forks.append(conversation.trajectory.replace(finish_reason="stop"))
+        aside = conversation.trajectory.replace(finish_reason="stop")
         self._begin(conversation, opening)
+        if conversation.verdict is None:
+            conversation.forks.append(aside)
 
     # After a restart of the run.
 
