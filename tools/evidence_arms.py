@@ -115,7 +115,23 @@ STALE = (
         0.8,
     ),
 )
-GROUPS = (DYNAMIC, STALE, VAPO)
+INFORMATIVE = (
+    Comparison(
+        "informative-prompts",
+        "--vary sampling.selection=uniform,informative",
+        ("uniform", "informative"),
+        ((0, 1),),
+        ("steps_to", "tokens_to"),
+        (
+            Panel("reward/zero_std_share", "Sampled groups whose rewards are all equal", "% of groups", 100),
+            replace(ACCURACY, title="Held-out accuracy by steps", level=80),
+            replace(ACCURACY, title="… and by tokens", x=TOKENS, level=80),
+        ),
+        "Prompts that are likely to be informative, where prompts repeat and differ",
+        0.8,
+    ),
+)
+GROUPS = (DYNAMIC, STALE, INFORMATIVE, VAPO)
 """A table each, whose intervals are corrected for all of its comparisons."""
 HEAD = (
     "| compared | quantity | first | second | difference | corrected 95 % interval | exact | d | detectable |\n"

@@ -26,6 +26,7 @@ VERDICTS = {
     "guess": "algorithm conformant, ",
     "lab/clip-higher": "not DAPO: ",  # the baseline of an experiment has no technique
     "lab/dynamic-sampling": "not DAPO: ",
+    "lab/informative-prompts": "not DAPO: ",
     "lab/off-policy": "not DAPO: ",
     "lab/overlong-filtering": "not DAPO: ",
     "lab/presets": "algorithm conformant, ",
