@@ -13,7 +13,7 @@ import pytest
 
 from dapo_rl.envs import endpoint as endpoint_module
 from dapo_rl.envs.endpoint import Endpoint
-from dapo_rl.envs.openai_format import AgentCall, RequestError, read_message, sent_message
+from dapo_rl.envs.openai_format import AgentCall, ChatRequest, RequestError, read_message, sent_message
 from dapo_rl.envs.protocol import AssistantTurn, ToolCall
 from dapo_rl.errors import UserError
 
@@ -473,6 +473,13 @@ def test_a_body_that_does_not_come_times_out(monkeypatch):
         return reply
 
     assert b" 408 " in talk(Policy(), work)
+
+
+@pytest.mark.parametrize("role", [["user"], {"user": 1}, None, 5, "judge"])
+def test_a_role_that_is_none_is_the_client_s_mistake(role):
+    """Clients send a request again after a status of 500."""
+    with pytest.raises(RequestError, match=r"messages\[0\]: expected an object with a role of system"):
+        ChatRequest.parse({"messages": [{"role": role, "content": "?"}]})
 
 
 def test_an_error_of_the_policy_is_json():
