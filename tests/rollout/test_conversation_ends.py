@@ -2,6 +2,7 @@
 
 from itertools import count
 
+import pytest
 from support import make_prompt
 
 from dapo_rl.config import EnvSettings
@@ -98,6 +99,16 @@ def after_a_turn(answer, **options):
     if last is not None:
         conversations.answer(conversation, last.result())
     return conversations, conversation
+
+
+@pytest.mark.parametrize("answer", [Observation("no room"), Observation(conversation=Opening(OTHER))])
+def test_judges_do_not_see_what_the_policy_could_not_answer(answer):
+    _, conversation = after_a_turn(answer, max_new_tokens=2)
+    sample = conversation.trajectory
+    assert sample.finish_reason == "length"
+    assert sample.episode["opening"] == 1
+    assert sample.episode["messages"] == [*FIRST, {"role": "assistant", "content": "??"}]
+    assert sample.episode["messages"][1:] == list(sample.messages)
 
 
 def test_a_replayed_episode_leaves_nothing_of_the_lost_one():

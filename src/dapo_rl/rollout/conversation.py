@@ -239,6 +239,7 @@ class Conversations:
         if conversation.turns >= self._settings.max_turns:
             return self.end(conversation, "turns")
         before, forks = conversation.trajectory, len(conversation.forks)
+        messages, tools = [*conversation.messages], conversation.tools
         try:
             self._observe(conversation, result, waited)
         except (UserError, *UNREADABLE) as error:
@@ -246,6 +247,7 @@ class Conversations:
         if conversation.verdict is None and self._room(conversation) <= 0:
             # The policy does not see what it cannot answer.
             conversation.trajectory, conversation.forks = before, conversation.forks[:forks]
+            conversation.messages, conversation.tools = messages, tools
             return self.end(conversation, "length")
         return None
 
