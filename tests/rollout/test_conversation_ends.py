@@ -111,6 +111,14 @@ def test_judges_do_not_see_what_the_policy_could_not_answer(answer):
     assert sample.episode["messages"][1:] == list(sample.messages)
 
 
+@pytest.mark.parametrize("opening", [Opening(OTHER * 100), Opening((*OTHER, {"role": "user", "content": None}))])
+def test_a_fork_that_cannot_begin_counts_its_tokens_once(opening):
+    _, conversation = after_a_turn(Observation(conversation=opening))
+    assert conversation.trajectory.scalars["env_failed"]
+    assert conversation.finished_tokens == 2
+    assert [fork.written for fork in conversation.forks] == [2]
+
+
 def test_a_replayed_episode_leaves_nothing_of_the_lost_one():
     conversations, conversation = after_a_turn(Observation("more"))
     answered = conversations.end_turn(conversation, conversation.trajectory.then([9], [-0.5], 0))

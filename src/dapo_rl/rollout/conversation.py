@@ -327,6 +327,7 @@ class Conversations:
 
     def _fork(self, conversation: Conversation, opening: Opening) -> None:
         conversation.forks.append(conversation.trajectory.replace(finish_reason="stop"))
+        conversation.trajectory = Trajectory.nothing(conversation.index)
         self._begin(conversation, opening)
 
     # After a restart of the run.
