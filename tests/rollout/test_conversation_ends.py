@@ -119,6 +119,17 @@ def test_a_fork_that_cannot_begin_counts_its_tokens_once(opening):
     assert [fork.written for fork in conversation.forks] == [2]
 
 
+@pytest.mark.parametrize("told", ["prompt_ids", "conversation"])
+@pytest.mark.parametrize("continues", [True, False])
+def test_tokens_that_the_model_does_not_have_end_the_episode(told, continues):
+    ids = (*map(ord, "one"), 7, 8, 500) if continues else (1, 500)
+    whole = Observation(prompt_ids=ids) if told == "prompt_ids" else Observation(conversation=Opening((), (), ids))
+    _, fine = after_a_turn(whole, vocabulary=501)
+    assert fine.verdict is None
+    _, conversation = after_a_turn(whole, vocabulary=500)
+    assert conversation.verdict.detail == "error: its prompt has the token 500, and the model has those from 0 to 499"
+
+
 def test_a_replayed_episode_leaves_nothing_of_the_lost_one():
     conversations, conversation = after_a_turn(Observation("more"))
     answered = conversations.end_turn(conversation, conversation.trajectory.then([9], [-0.5], 0))

@@ -105,13 +105,14 @@ class Conversations:
         system: str | None = None,
         threshold: float = 0.5,
         wrong: float = 0.0,
+        vocabulary: int = 2**31 - 1,
     ) -> None:
         """`context` limits prompt and response together. `rewards`: whether the environment gives rewards. `encode`
         tokenizes text without special tokens. `system` is added to conversations that have no system message. Episodes
-        are correct with a reward above `threshold`; those that fail get `wrong`."""
+        are correct with a reward above `threshold`; those that fail get `wrong`. The model has `vocabulary` tokens."""
         self.pool, self.chat, self._settings = pool, chat, settings
         self._max_new_tokens, self.context, self._system = max_new_tokens, context, system
-        self._encode = encode
+        self._encode, self._vocabulary = encode, vocabulary
         self.rewards, self._threshold, self._wrong = rewards, threshold, wrong
         self.reward_weight, self.max_error_share = settings.reward_weight, settings.max_error_share
         self.cut_turns_continue = False
@@ -150,11 +151,21 @@ class Conversations:
             conversation.opening = opening.messages
         ids = list(opening.prompt_ids) or self.chat.prompt(opening.messages, opening.tools)
         conversation.limit = opening.max_tokens
+        if self._has_foreign(conversation, ids):
+            return
         if not 0 < len(ids) < self.context:
             why = f"the prompt has {len(ids)} tokens, of a context of {self.context} (data.max_prompt_tokens)"
             self._fail(conversation, EpisodeFailure("too_long", why))
             return
         conversation.trajectory = Trajectory.nothing(conversation.index).replace(prompt_ids=ids)
+
+    def _has_foreign(self, conversation: Conversation, ids: Sequence[int]) -> bool:
+        """Ends a conversation with tokens that the model does not have, as an agent with another tokenizer sends."""
+        if (last := max(ids, default=0)) < self._vocabulary:
+            return False
+        why = f"its prompt has the token {last}, and the model has those from 0 to {self._vocabulary - 1}"
+        self._fail(conversation, EpisodeFailure("error", why))
+        return True
 
     # With the engine.
 
@@ -279,6 +290,8 @@ class Conversations:
         before = [*trajectory.prompt_ids.tolist(), *trajectory.token_ids.tolist()]
         if observation.prompt_ids:
             ids = list(observation.prompt_ids)
+            if self._has_foreign(conversation, ids):
+                return
             if ids[: len(before)] != before:
                 self._fork(conversation, Opening((), (), tuple(ids)))
             else:
