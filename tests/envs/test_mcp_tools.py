@@ -153,6 +153,43 @@ def test_a_server_that_does_not_start_is_one_line(
     assert capfd.readouterr().err == ""
 
 
+LISTS = """
+import json, sys
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    answers = {
+        "refuses": {"error": {"code": -32601, "message": "Method not found"}},
+        "odd": {"result": {"tools": 5}},
+        "endless": {"result": {"tools": [], "nextCursor": "more"}},
+    }
+    answer = answers.get(sys.argv[1])
+    if asked["method"] == "initialize":
+        server, version = {"name": "x", "version": "1"}, asked["params"]["protocolVersion"]
+        answer = {"result": {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": server}}
+    elif asked["method"] != "tools/list":
+        answer = answers["refuses"]
+    if answer is not None:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answer}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("refuses", "Method not found$"), ("odd", "valid list"), ("silent", "no end in 2 s$"), ("endless", "no end in 2")],
+)
+def test_a_server_that_does_not_list_its_tools_is_one_line(
+    how: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dapo_rl.envs.mcp_tools.CONNECT_S", 2.0)
+    script = tmp_path / "lists.py"
+    script.write_text(LISTS)
+    with pytest.raises(UserError, match=f"lists.py {how} does not list its tools: .*{said}"):
+        mcp_tools(shlex.join([sys.executable, str(script), how]))
+
+
 def test_a_flood_of_errors_is_not_kept(tmp_path: Path) -> None:
     script = tmp_path / "loud.py"
     flood = "import sys; sys.stderr.write('x' * 50_000_000 + '\\nlast words\\n'); sys.exit(1)"

@@ -134,8 +134,16 @@ class _Connection:
 
 async def list_tools(server: str) -> list[ToolSchema]:
     """Starts or connects to a server, lists its tools, and leaves it."""
-    async with _connected(server) as client:
-        schemas = await _schemas_of(client)
+    deadline = asyncio.get_running_loop().time() + CONNECT_S
+    try:
+        async with _connected(server) as client, asyncio.timeout_at(deadline):
+            schemas = await _schemas_of(client)
+    except UserError:
+        raise
+    except Exception as error:
+        cause = _leaf(error)
+        reason = f"no end in {CONNECT_S:g} s" if isinstance(cause, TimeoutError) else one_line(cause)
+        raise UserError(f"env.mcp: {one_line(server)} does not list its tools: {reason}") from None
     if not schemas:
         raise UserError(f"env.mcp: {one_line(server)} has no tools")
     return schemas
