@@ -391,7 +391,8 @@ class Sampler:
             return
         surplus = self._settings.surplus
         untouched = self._episodes.remove(lambda flight: flight.untouched)
-        builder.drawn -= len(untouched)
+        first = self._next_draw - builder.drawn  # what an earlier step drew has started again, after a restart
+        builder.drawn -= sum(flight.draw >= first for flight in untouched)
         cancelled = self._episodes.remove(lambda flight: surplus != "carry")
         for flight in cancelled:
             # Its finished samples have already been counted as generated.
