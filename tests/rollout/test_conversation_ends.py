@@ -130,6 +130,18 @@ def test_tokens_that_the_model_does_not_have_end_the_episode(told, continues):
     assert conversation.verdict.detail == "error: its prompt has the token 500, and the model has those from 0 to 499"
 
 
+@pytest.mark.parametrize("follows", [True, False])
+def test_each_conversation_of_an_agent_has_the_system_prompt(follows):
+    """As agents write their own messages, they do not repeat it."""
+    turn, more = {"role": "assistant", "content": "??"}, {"role": "user", "content": "more"}
+    told = Opening((*FIRST, turn, more) if follows else OTHER)
+    _, conversation = after_a_turn(Observation(conversation=told), system="Be brief.")
+    assert conversation.messages == [{"role": "system", "content": "Be brief."}, *told.messages]
+    assert len(conversation.forks) == (0 if follows else 1)
+    if not follows:
+        assert bytes(conversation.trajectory.prompt_ids.tolist()) == b"Be brief.another?!"
+
+
 def test_a_replayed_episode_leaves_nothing_of_the_lost_one():
     conversations, conversation = after_a_turn(Observation("more"))
     answered = conversations.end_turn(conversation, conversation.trajectory.then([9], [-0.5], 0))

@@ -308,6 +308,7 @@ class Conversations:
             self._observe(conversation, replace(observation, prompt_ids=told.prompt_ids), seconds)
             return
         else:
+            told = replace(told, messages=with_system(told.messages, self._system))
             known = len(conversation.messages)
             follows = same_messages(conversation.messages, told.messages[:known]) and same(
                 told.tools, conversation.tools
