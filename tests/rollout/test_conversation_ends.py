@@ -142,6 +142,21 @@ def test_each_conversation_of_an_agent_has_the_system_prompt(follows):
         assert bytes(conversation.trajectory.prompt_ids.tolist()) == b"Be brief.another?!"
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Observation(conversation=Opening(OTHER), max_tokens=3),
+        Observation(conversation=Opening(OTHER, max_tokens=3)),
+        Observation(prompt_ids=(1, 2), max_tokens=3),
+    ],
+)
+def test_an_agent_limits_the_turn_of_a_fork(answer):
+    conversations, conversation = after_a_turn(answer)
+    assert len(conversation.forks) == 1
+    request = conversations.request(conversation, Request("draw-0", [1], 1, SamplingParams(100), 0))
+    assert request.params.max_new_tokens == 3
+
+
 def test_a_replayed_episode_leaves_nothing_of_the_lost_one():
     conversations, conversation = after_a_turn(Observation("more"))
     answered = conversations.end_turn(conversation, conversation.trajectory.then([9], [-0.5], 0))

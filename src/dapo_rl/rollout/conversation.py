@@ -342,7 +342,8 @@ class Conversations:
     def _fork(self, conversation: Conversation, opening: Opening) -> None:
         conversation.forks.append(conversation.trajectory.replace(finish_reason="stop"))
         conversation.trajectory = Trajectory.nothing(conversation.index)
-        self._begin(conversation, opening)
+        limit = conversation.limit if opening.max_tokens is None else opening.max_tokens
+        self._begin(conversation, replace(opening, max_tokens=limit))
 
     # After a restart of the run.
 
