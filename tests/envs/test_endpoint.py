@@ -475,6 +475,20 @@ def test_a_body_that_does_not_come_times_out(monkeypatch):
     assert b" 408 " in talk(Policy(), work)
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le"])
+def test_a_lone_surrogate_in_bytes_is_refused_before_the_policy_is_asked(encoding):
+    body = '{"token_ids": [1], "sampling_params": {}, "request_id": "\ud800"}'.encode(encoding, "surrogatepass")
+    policy = Policy()
+
+    async def work(client, endpoint, secret):
+        return await client.post("/inference/v1/generate", content=body)
+
+    reply = talk(policy, work)
+    assert reply.status_code == 400
+    assert "lone surrogate" in reply.json()["error"]["message"]
+    assert policy.calls == []
+
+
 @pytest.mark.parametrize("role", [["user"], {"user": 1}, None, 5, "judge"])
 def test_a_role_that_is_none_is_the_client_s_mistake(role):
     """Clients send a request again after a status of 500."""
