@@ -327,7 +327,11 @@ def test_a_limit_lets_the_agent_end_with_what_it_has():
         await env.close()
         return reward
 
-    assert run(main(agent)) == 0.25
+    async def says_that_it_is_not_correct(task, client):
+        return {"reward": await agent(task, client), "correct": False}
+
+    assert run(main(agent)) == Observation(reward=0.25, done=True)
+    assert run(main(says_that_it_is_not_correct)) == Observation(reward=0.25, done=True, correct=False)
     assert run(main(two_calls)) is None
 
 

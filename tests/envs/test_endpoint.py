@@ -13,7 +13,7 @@ import pytest
 
 from dapo_rl.envs import endpoint as endpoint_module
 from dapo_rl.envs.endpoint import Endpoint
-from dapo_rl.envs.openai_format import AgentCall, RequestError, read_message, sent_message
+from dapo_rl.envs.openai_format import AgentCall, ChatRequest, RequestError, read_message, sent_message
 from dapo_rl.envs.protocol import AssistantTurn, ToolCall
 from dapo_rl.errors import UserError
 
@@ -474,6 +474,27 @@ def test_a_body_that_does_not_come_times_out(monkeypatch):
         return reply
 
     assert b" 408 " in talk(Policy(), work)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le"])
+def test_a_lone_surrogate_in_bytes_is_refused_before_the_policy_is_asked(encoding):
+    body = '{"token_ids": [1], "sampling_params": {}, "request_id": "\ud800"}'.encode(encoding, "surrogatepass")
+    policy = Policy()
+
+    async def work(client, endpoint, secret):
+        return await client.post("/inference/v1/generate", content=body)
+
+    reply = talk(policy, work)
+    assert reply.status_code == 400
+    assert "lone surrogate" in reply.json()["error"]["message"]
+    assert policy.calls == []
+
+
+@pytest.mark.parametrize("role", [["user"], {"user": 1}, None, 5, "judge"])
+def test_a_role_that_is_none_is_the_client_s_mistake(role):
+    """Clients send a request again after a status of 500."""
+    with pytest.raises(RequestError, match=r"messages\[0\]: expected an object with a role of system"):
+        ChatRequest.parse({"messages": [{"role": role, "content": "?"}]})
 
 
 def test_an_error_of_the_policy_is_json():

@@ -5,8 +5,9 @@ from support import make_prompt
 
 from dapo_rl import Config
 from dapo_rl.envs import AssistantTurn, Observation
-from dapo_rl.envs.build import build_environment
+from dapo_rl.envs.build import build_environment, gives_rewards
 from dapo_rl.envs.guess import Guess
+from dapo_rl.envs.gymnasium_env import Gymnasium
 from dapo_rl.envs.inline_calculator import InlineCalculator
 from dapo_rl.errors import UserError
 
@@ -80,3 +81,48 @@ def test_a_wrong_name_is_found_before_the_run_begins(name, line):
     pytest.importorskip(name.partition(":")[0])
     with pytest.raises(UserError, match=line):
         build_environment(Config.load("demo", [f"env.name={name}"]))
+
+
+@pytest.mark.parametrize(
+    ("text", "moved"),
+    [
+        ("up", 0), ("Up left", 1), ("I go up left.", 1), ("left up, then", 2), ("2", 2),
+        ("up or down", None), ("up left or up", None), ("upward", None),
+    ],
+)  # fmt: skip
+def test_a_name_inside_a_longer_one_is_not_meant(text, moved):
+    pytest.importorskip("gymnasium")
+    game = Gymnasium("FrozenLake-v1", actions=["up", "up left", "left up", "down"])
+    assert game._action_of(text) == moved
+
+
+class WithoutRewards:
+    rewards = False
+
+    def step(self, turn):
+        return 0.0
+
+
+class Counter:
+    """As TRL's environments, without `get_reward`."""
+
+    def reset(self, **row):
+        return "Count."
+
+
+class RewardedCounter(Counter):
+    def get_reward(self):
+        return 1.0
+
+
+@pytest.mark.parametrize(
+    ("name", "gives"),
+    [
+        ("guess", True), ("calculator", False), ("gymnasium:FrozenLake-v1", True),
+        ("WithoutRewards", False), ("Counter", False), ("RewardedCounter", True),
+    ],
+)  # fmt: skip
+def test_who_gives_the_rewards_of_an_environment(name, gives):
+    if name[0].isupper():
+        name = f"{__file__}:{name}"
+    assert gives_rewards(Config.build({"env.name": name})) is gives

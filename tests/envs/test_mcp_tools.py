@@ -130,6 +130,9 @@ def test_a_failed_call_says_why(name: str, arguments: dict[str, Any], said: str)
 def test_a_server_that_dies_is_started_again(stdio: dict[str, MCPTool]) -> None:
     with pytest.raises(ConnectionError, match="ended during a call of die"):
         asyncio.run(stdio["die"]())
+    with pytest.raises(ConnectionError, match=r"^the MCP server env KEY=… ") as error:
+        asyncio.run(MCPTools.shared(f"env KEY=hush {COMMAND}").call("die", {}))
+    assert "hush" not in str(error.value), "the policy reads it"
     assert asyncio.run(stdio["count"]()).startswith("1 ")
 
 
@@ -153,6 +156,9 @@ PYTHON = shlex.quote(sys.executable)
         (f"""{PYTHON} -c 'import sys; print("a"); sys.exit("no config")'""", "it says: no config$"),
         (f"{PYTHON} -c 'import time; time.sleep(60)'", "no answer in 2 s$"),
         ("http://127.0.0.1:9/mcp", "http://127.0.0.1:9/mcp does not start"),
+        ("http://me:hush@127.0.0.1:9/mcp?key=hush", r"http://127.0.0.1:9/mcp\?… does not start"),
+        ("env 'A=hush b' KEY=hush no-such-command -x", r"env A=… KEY=… no-such-command -x does not start"),
+        ("env KEY='hush", "env KEY=… is neither a URL nor a command"),
         ("", "an entry is empty"),
         ("a 'b", "neither a URL nor a command"),
     ],
@@ -165,8 +171,46 @@ def test_a_server_that_does_not_start_is_one_line(
     with pytest.raises(UserError, match=said) as error:
         mcp_tools(server)
     assert "\n" not in str(error.value)
+    assert "hush" not in str(error.value), "values of variables may be keys"
     assert children() == before
     assert capfd.readouterr().err == ""
+
+
+LISTS = """
+import json, sys
+
+for line in sys.stdin:
+    asked = json.loads(line)
+    if "id" not in asked:
+        continue
+    answers = {
+        "refuses": {"error": {"code": -32601, "message": "Method not found"}},
+        "odd": {"result": {"tools": 5}},
+        "endless": {"result": {"tools": [], "nextCursor": "more"}},
+    }
+    answer = answers.get(sys.argv[1])
+    if asked["method"] == "initialize":
+        server, version = {"name": "x", "version": "1"}, asked["params"]["protocolVersion"]
+        answer = {"result": {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": server}}
+    elif asked["method"] != "tools/list":
+        answer = answers["refuses"]
+    if answer is not None:
+        print(json.dumps({"jsonrpc": "2.0", "id": asked["id"], **answer}), flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("refuses", "Method not found$"), ("odd", "valid list"), ("silent", "no end in 2 s$"), ("endless", "no end in 2")],
+)
+def test_a_server_that_does_not_list_its_tools_is_one_line(
+    how: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dapo_rl.envs.mcp_tools.CONNECT_S", 2.0)
+    script = tmp_path / "lists.py"
+    script.write_text(LISTS)
+    with pytest.raises(UserError, match=f"lists.py {how} does not list its tools: .*{said}"):
+        mcp_tools(f"env KEY=hush {shlex.join([sys.executable, str(script), how])}")
 
 
 def test_a_flood_of_errors_is_not_kept(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import Iterator
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -151,7 +153,7 @@ def test_options_name_fields_that_exist(words: str) -> None:
         play(OpenEnv(words, action="msg"))
 
 
-@pytest.mark.parametrize("url", ["127.0.0.1:8000", "file:///etc", "http://"])
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "file:///etc", "http://", "http://[::1", "http://a:b", "http://a b"])
 def test_what_is_not_a_url(url: str) -> None:
     with pytest.raises(UserError, match="is not a URL"):
         OpenEnv(url)
@@ -160,3 +162,16 @@ def test_what_is_not_a_url(url: str) -> None:
 def test_no_server() -> None:
     with pytest.raises(UserError, match="is not an OpenEnv server that runs"):
         play(OpenEnv("http://127.0.0.1:9"))
+
+
+def test_a_server_that_speaks_something_else() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            with listener.accept()[0] as client:
+                client.recv(4096)
+                client.sendall(b"SSH-2.0-OpenSSH_9\r\n")
+
+        Thread(target=greet, daemon=True).start()
+        with pytest.raises(UserError, match=r"is not an OpenEnv server that runs: SSH-2\.0"):
+            play(OpenEnv(f"http://127.0.0.1:{listener.getsockname()[1]}"))

@@ -1,6 +1,7 @@
 """What episodes that share a process do to each other: nothing."""
 
 import asyncio
+import os
 import signal
 import time
 
@@ -37,6 +38,11 @@ async def nap(seconds: float) -> str:
     """
     await asyncio.sleep(seconds)
     return "waited"
+
+
+class WithoutOpening:
+    async def step(self, turn):
+        return str(os.getpid())
 
 
 def opened(pool, seed=0):
@@ -140,3 +146,9 @@ def test_games_that_share_a_process_draw_their_own_numbers():
         alone, again, beside = play(pool, False), play(pool, False), play(pool, True)
     assert len({*alone}) > 1
     assert alone == again == beside
+
+
+def test_asynchronous_episodes_without_an_opening_use_all_processes():
+    with EnvironmentPool(WithoutOpening, EnvSettings(workers=2)) as pool:
+        processes = {pool.step(opened(pool)[0], AssistantTurn("?")).result(60).text for _ in range(4)}
+    assert len(processes) == 2

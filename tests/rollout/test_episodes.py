@@ -343,7 +343,8 @@ def test_an_episode_is_correct_with_a_reward_above_the_threshold(threshold, corr
 
     config = Config.build({"data.chat_template": "never", **threshold})
     with EnvironmentPool(Partly, EnvSettings(name="x:y")) as pool:
-        built = build_conversations(config, pool, tokenizer(), context=200, max_new_tokens=100, rewards=True)
+        sizes = {"context": 200, "max_new_tokens": 100, "vocabulary": 256}
+        built = build_conversations(config, pool, tokenizer(), **sizes, rewards=True)
         episodes = Episodes(Guesser(), None, request, waits=True, conversations=built)
         episodes.submitted = True
         episodes.start(0, make_prompt("p"))

@@ -20,6 +20,7 @@ from dapo_rl.rollout import sampler as sampler_module
 from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.pending_steps import PendingSteps
 from dapo_rl.rollout.sampler import Sampler
+from dapo_rl.types import Verdict
 
 RIGHT, WRONG, MIXED, CRASH = ["right"] * 4, ["wrong"] * 4, ["right", "wrong", "wrong", "wrong"], ["right", "crash"] * 2
 
@@ -158,6 +159,22 @@ def test_a_verifier_that_crashed_is_no_wrong_answer():
 def test_a_verifier_that_fails_too_often_stops_the_run():
     sampler, _ = sampler_for(by_number([CRASH, CRASH, MIXED]), max_error_share=0.5, prompts_per_step=2)
     with pytest.raises(UserError, match=r"reward.verifier: failed on .* the first failure: ValueError: it crashed"):
+        sampler.fill(2)
+
+
+def test_a_failed_environment_is_no_reason_of_the_verifier():
+    def script(request):
+        return [make_sample().replace(scalars={"env_failed": 1.0}), *[make_sample()] * 3]
+
+    def verifier(prompt, samples):
+        own, other = (
+            Verdict(0.0, False, "timeout", detail="timeout: of it"),
+            Verdict(0.0, False, "error", detail="oops"),
+        )
+        return [own, *[other] * 3]
+
+    sampler, _ = sampler_for(script, verifier=verifier, max_error_share=0.5, prompts_per_step=2)
+    with pytest.raises(UserError, match=r"reward.verifier: failed on .* the first failure: oops$"):
         sampler.fill(2)
 
 

@@ -206,6 +206,26 @@ def test_episodes_that_cannot_be_replayed_start_again(mode, tmp_path):
     assert max(restarted) > 0
 
 
+def test_a_batch_that_is_full_before_episodes_start_again_can_be_saved(tmp_path):
+    """Its episodes of earlier steps are untouched, and no draws of this step."""
+    prompts, engine = Prompts(), ScriptedEngine(turns, width=20)
+    mode = {"surplus": "carry", "max_staleness": 2, "ahead": 1}
+    sampler = sampler_of(Forgetful, prompts, engine, **mode)
+    for step in range(5):
+        batch = sampler.fill(3)
+        if step == 4:
+            assert batch.tokens_restarted
+            sampler.take_back()
+        engine.receive(engine.version + 1)
+        sampler.save(tmp_path)
+        sampler._episodes.remove(lambda flight: True)
+        sampler = sampler_of(Forgetful, prompts, engine, **mode)
+        sampler.load(tmp_path)
+    assert [group.draw for group in sampler.fill(3).kept] == [group.draw for group in batch.kept]
+    sampler._episodes.drain()
+    sampler._episodes.remove(lambda flight: True)
+
+
 def test_groups_with_a_failed_episode_are_dropped():
     played = Played(Fragile, surplus="drop")
     outcomes = {outcome for batch in played.batches for _, outcome in batch.dropped}

@@ -101,14 +101,14 @@ class AgentEnvironment:
             return Observation(prompt_ids=call.prompt_ids, max_tokens=call.max_tokens)
         return Observation(conversation=Opening(call.messages, call.tools), max_tokens=call.max_tokens)
 
-    async def result(self) -> float | None:
+    async def result(self) -> Observation | None:
         """Refuses further calls, and waits a moment for an agent that then ends with a reward."""
         if self._running is None:
             return None
         self._endpoint.close(self._secret)
         await asyncio.wait({self._running}, timeout=END_SECONDS)
         try:
-            return self._reward().reward if self._running.done() else None
+            return self._reward() if self._running.done() else None
         except (AgentError, UserError):
             return None
 

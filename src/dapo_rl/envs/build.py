@@ -62,8 +62,13 @@ def gives_rewards(config: Config, environment_factory: Any = None) -> bool:
     """Whether the environment gives rewards, rather than verifiers alone."""
     if environment_factory is not None:
         return owns_reward(environment_factory)
-    builtin = BUILTIN.get(config.env.name or "")
-    return bool(config.env.name or config.env.agent) and getattr(builtin, "rewards", True)
+    name = config.env.name or ""
+    kind: Any = BUILTIN.get(name)
+    if ":" in name and not name.startswith((VERIFIERS, *(f"{prefix}:" for prefix in ADAPTERS))):
+        kind = load_function(name)
+    if is_trl_environment(kind):
+        return owns_reward(kind)
+    return bool(name or config.env.agent) and bool(getattr(getattr(kind, "environment", kind), "rewards", True))
 
 
 def _factory(

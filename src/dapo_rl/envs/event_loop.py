@@ -18,6 +18,10 @@ from dapo_rl.envs.protocol import (
     EpisodeFailure,
 )
 from dapo_rl.envs.replies import OUT_OF_MEMORY, Operation, Result, encode_bounded, encode_result
+from dapo_rl.workers.limits import MAX_REPLY
+
+_REPLY_FRAME, _RESULT_FRAME = 64, 32
+"""Bytes, at most, around the results of a reply and around each of them."""
 
 
 class AtWork:
@@ -65,7 +69,7 @@ class EventLoop:
         with self._some:
             if not self._finished:
                 self._some.wait(wait_s)
-            finished, self._finished = self._finished, {}
+            finished = self._take_finished()
         ends = b""
         if any(OUT_OF_MEMORY in data for data in finished.values()) and is_short():
             ends = b"memory"
@@ -73,6 +77,18 @@ class EventLoop:
             ends = b"blocked"
         rows = b",".join(b'"%d":%s' % entry for entry in finished.items())
         return b'{"results":{%s},"ends":"%s"}' % (rows, ends)
+
+    def _take_finished(self) -> dict[int, bytes]:
+        """The results for a reply. What would make it too long stays for the next one."""
+        taken: dict[int, bytes] = {}
+        room = MAX_REPLY - _REPLY_FRAME
+        for number, data in self._finished.items():
+            room -= len(data) + _RESULT_FRAME
+            if taken and room < 0:
+                break
+            taken[number] = data
+        self._finished = {number: data for number, data in self._finished.items() if number not in taken}
+        return taken
 
     def _running_loop(self, process: int) -> asyncio.AbstractEventLoop:
         if self._loop is None:

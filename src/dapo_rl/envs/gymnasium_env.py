@@ -93,16 +93,21 @@ class Gymnasium:
         if isinstance(self._space, spaces.Text):
             return text if self._space.contains(text) else None
         first = int(self._space.start)
-        named = [
-            number
-            for number, name in enumerate(self._actions)
-            if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE)
-        ]
+        named = self._named(text)
         if len(named) == 1:
             return first + named[0]
         numbers = re.findall(r"(?<![\w.])-?\d{1,18}(?![\w.]*\d)", text)
         number = int(numbers[-1]) if numbers and not named else first - 1
         return number if first <= number < first + int(self._space.n) else None
+
+    def _named(self, text: str) -> list[int]:
+        """The actions whose names are in the text. A name inside a longer one, as in `up left`, is not meant."""
+        longest = sorted(filter(None, self._actions), key=len, reverse=True)
+        if not longest:
+            return []
+        either = "|".join(map(re.escape, longest))
+        found = {name.casefold() for name in re.findall(rf"(?<!\w)(?:{either})(?!\w)", text, re.IGNORECASE)}
+        return [number for number, name in enumerate(self._actions) if name.casefold() in found]
 
     def _text_of(self, observed: Any) -> str:
         if self._render:

@@ -53,7 +53,7 @@ class Host:
     def end(self, operation: Operation, key: str, value: Any) -> Result:
         """The result of a call from what the method returned."""
         if operation == "open":
-            return opening_of(self._prompts[key], value)
+            return opening_of(self._prompts.pop(key), value)  # of stateless episodes, no process is told of the end
         if operation == "close" or (operation == "result" and value is None):
             return Observation()
         return observation_of(value)

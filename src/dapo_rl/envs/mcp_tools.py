@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import shlex
 import threading
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping
@@ -29,6 +30,7 @@ T = TypeVar("T")
 CONNECT_S = 20.0
 """How long a server may take to start and to list its tools."""
 _STDERR_BYTES = 4096
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=")
 _CLOSED = (-32000, 32600)
 """The SDK's codes for a connection and for an HTTP session that have ended."""
 
@@ -92,7 +94,7 @@ class MCPTools:
                 raise MCPToolError(one_line(error)) from None
             if self._connection is connection:
                 await self._close()
-            raise ConnectionError(f"the MCP server {one_line(self.server)} ended during a call of {name}") from None
+            raise ConnectionError(f"the MCP server {_label(self.server)} ended during a call of {name}") from None
         text = "\n".join(_text_of(part) for part in result.content)
         if result.is_error:
             raise MCPToolError(text or "the tool failed")
@@ -126,7 +128,7 @@ class _Connection:
         except BaseException as error:
             if not self.client.done():
                 self.client.set_exception(
-                    error if isinstance(error, Exception) else ConnectionError(f"{server} was closed")
+                    error if isinstance(error, Exception) else ConnectionError(f"{_label(server)} was closed")
                 )
             if not isinstance(error, Exception):
                 raise
@@ -134,10 +136,18 @@ class _Connection:
 
 async def list_tools(server: str) -> list[ToolSchema]:
     """Starts or connects to a server, lists its tools, and leaves it."""
-    async with _connected(server) as client:
-        schemas = await _schemas_of(client)
+    deadline = asyncio.get_running_loop().time() + CONNECT_S
+    try:
+        async with _connected(server) as client, asyncio.timeout_at(deadline):
+            schemas = await _schemas_of(client)
+    except UserError:
+        raise
+    except Exception as error:
+        cause = _leaf(error)
+        reason = f"no end in {CONNECT_S:g} s" if isinstance(cause, TimeoutError) else one_line(cause)
+        raise UserError(f"env.mcp: {_label(server)} does not list its tools: {reason}") from None
     if not schemas:
-        raise UserError(f"env.mcp: {one_line(server)} has no tools")
+        raise UserError(f"env.mcp: {_label(server)} has no tools")
     return schemas
 
 
@@ -154,7 +164,7 @@ async def _connected(server: str) -> AsyncIterator[Client]:
     try:
         from mcp import Client
     except ImportError:
-        raise UserError(f"env.mcp: {one_line(server)} needs mcp 2: pip install 'dapo-rl[envs]'") from None
+        raise UserError(f"env.mcp: {_label(server)} needs mcp 2: pip install 'dapo-rl[envs]'") from None
     logging.getLogger("mcp").addHandler(logging.NullHandler())  # errors are raised; it would also print them
     with _Stderr() as stderr, contextlib.ExitStack() as failures:
         failures.enter_context(_explained(server, stderr))
@@ -179,7 +189,7 @@ def _explained(server: str, stderr: _Stderr) -> Iterator[None]:
             reason = cause.strerror
         said = f"; it says: {one_line(printable(lines[-1]))}" if lines else ""
         raise UserError(
-            f"env.mcp: {one_line(server)} does not start as an MCP server, try it by itself: {reason}{said}"
+            f"env.mcp: {_label(server)} does not start as an MCP server, try it by itself: {reason}{said}"
         ) from None
 
 
@@ -191,7 +201,7 @@ def _transport(server: str, stderr: TextIO) -> Any:
     try:
         words = shlex.split(server)
     except ValueError as error:
-        raise UserError(f"env.mcp: {one_line(server)} is neither a URL nor a command: {error}") from None
+        raise UserError(f"env.mcp: {_label(server)} is neither a URL nor a command: {error}") from None
     if not words:
         raise UserError("env.mcp: an entry is empty; give a command or a URL")
     return stdio_client(StdioServerParameters(command=words[0], args=words[1:]), errlog=stderr)
@@ -220,6 +230,26 @@ class _Stderr:
         self.file.close()
         self._thread.join(1.0)
         return self._kept.decode(errors="replace")
+
+
+def _label(server: str) -> str:
+    """A server in messages, which the policy may read: without values of variables and what a URL has besides its
+    address, since they are often keys."""
+    if server.startswith(("http://", "https://")):
+        scheme, _, rest = server.partition("://")
+        address, query, _ = rest.partition("?")
+        host, slash, path = address.partition("/")
+        return one_line(f"{scheme}://{host.rpartition('@')[2]}{slash}{path}{'?…' if query else ''}")
+    try:
+        words = shlex.split(server)
+    except ValueError:
+        return one_line(re.sub("=.*", "=…", server, flags=re.DOTALL))
+    if not any(map(_VARIABLE.match, words)):
+        return one_line(server)
+    starts = map(_VARIABLE.match, words)
+    return one_line(
+        " ".join(f"{found[0]}…" if found else shlex.quote(w) for found, w in zip(starts, words, strict=True))
+    )
 
 
 def _leaf(error: BaseException) -> BaseException:

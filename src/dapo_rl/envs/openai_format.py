@@ -225,7 +225,7 @@ def sent_message(turn: AssistantTurn, stop: tuple[str, ...] = ()) -> dict[str, A
 def read_message(message: Any, where: str = "message") -> dict[str, Any]:
     """A message of an agent in the form of `AssistantTurn.message`: contents are text, arguments of tool calls are
     objects, and what chat templates do not know is left out."""
-    if not isinstance(message, dict) or message.get("role") not in ROLES:
+    if not isinstance(message, dict) or not isinstance(message.get("role"), str) or message["role"] not in ROLES:
         raise RequestError(f"{where}: expected an object with a role of {', '.join(ROLES)}")
     read: dict[str, Any] = {
         "role": ROLES[message["role"]],

@@ -16,6 +16,7 @@ import json
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
+from http.client import HTTPException
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -235,8 +236,12 @@ def _checked(url: str) -> str:
         raise UserError(f"env.name: {PREFIX}{url} needs websockets: pip install 'dapo-rl[envs]'") from None
     scheme, _, rest = url.partition("://")
     url = {"ws": "http", "wss": "https"}.get(scheme, scheme) + "://" + rest
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the brackets or the port
+        is_url = False
+    if not is_url or any(map(str.isspace, url)):
         raise UserError(f"env.name: {PREFIX}{one_line(url)} is not a URL; for example {PREFIX}http://127.0.0.1:8000")
     return url.rstrip("/")
 
@@ -261,7 +266,7 @@ def _fetch_schema(url: str) -> Schema:
     try:
         with urllib.request.build_opener(*proxies).open(f"{url}/schema", timeout=_CONNECT_S) as response:
             schema = json.loads(response.read(_SCHEMA_BYTES))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, HTTPException, RecursionError) as error:
         raise UserError(f"env.name: {PREFIX}{url} is not an OpenEnv server that runs: {one_line(error)}") from None
     if not isinstance(schema, dict) or not isinstance(schema.get("action"), dict):
         raise UserError(f"env.name: {PREFIX}{url} is not an OpenEnv server: its /schema has no action")

@@ -38,7 +38,8 @@ class SharedLoops:
         return len(self._episodes)
 
     def begin(self, key: str) -> None:
-        self._episodes.setdefault(key, next(self._next))
+        if key not in self._episodes:
+            self._episodes[key] = next(self._next)
 
     def call(self, operation: Operation, key: str, arguments: tuple[Any, ...]) -> Future[Result]:
         if operation == "open":

@@ -18,9 +18,17 @@ from dapo_rl.types import Prompt
 
 
 def build_conversations(
-    config: Config, pool: Environments, tokenizer: Any, *, context: int, max_new_tokens: int, rewards: bool
+    config: Config,
+    pool: Environments,
+    tokenizer: Any,
+    *,
+    context: int,
+    max_new_tokens: int,
+    rewards: bool,
+    vocabulary: int,
 ) -> Conversations:
-    """`context` limits prompt and response together. `rewards`: whether the environment gives rewards."""
+    """`context` limits prompt and response together. `rewards`: whether the environment gives rewards. `vocabulary`:
+    how many tokens the model has."""
     chat = _chat(config, pool, tokenizer)
     threshold = config.reward.threshold
     return Conversations(
@@ -34,6 +42,7 @@ def build_conversations(
         system=config.data.system_prompt,
         threshold=DEFAULT_THRESHOLD if threshold is None else threshold,
         wrong=config.reward.wrong,
+        vocabulary=vocabulary,
     )
 
 

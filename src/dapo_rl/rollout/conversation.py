@@ -105,13 +105,14 @@ class Conversations:
         system: str | None = None,
         threshold: float = 0.5,
         wrong: float = 0.0,
+        vocabulary: int = 2**31 - 1,
     ) -> None:
         """`context` limits prompt and response together. `rewards`: whether the environment gives rewards. `encode`
         tokenizes text without special tokens. `system` is added to conversations that have no system message. Episodes
-        are correct with a reward above `threshold`; those that fail get `wrong`."""
+        are correct with a reward above `threshold`; those that fail get `wrong`. The model has `vocabulary` tokens."""
         self.pool, self.chat, self._settings = pool, chat, settings
         self._max_new_tokens, self.context, self._system = max_new_tokens, context, system
-        self._encode = encode
+        self._encode, self._vocabulary = encode, vocabulary
         self.rewards, self._threshold, self._wrong = rewards, threshold, wrong
         self.reward_weight, self.max_error_share = settings.reward_weight, settings.max_error_share
         self.cut_turns_continue = False
@@ -150,11 +151,21 @@ class Conversations:
             conversation.opening = opening.messages
         ids = list(opening.prompt_ids) or self.chat.prompt(opening.messages, opening.tools)
         conversation.limit = opening.max_tokens
+        if self._has_foreign(conversation, ids):
+            return
         if not 0 < len(ids) < self.context:
             why = f"the prompt has {len(ids)} tokens, of a context of {self.context} (data.max_prompt_tokens)"
             self._fail(conversation, EpisodeFailure("too_long", why))
             return
         conversation.trajectory = Trajectory.nothing(conversation.index).replace(prompt_ids=ids)
+
+    def _has_foreign(self, conversation: Conversation, ids: Sequence[int]) -> bool:
+        """Ends a conversation with tokens that the model does not have, as an agent with another tokenizer sends."""
+        if (last := max(ids, default=0)) < self._vocabulary:
+            return False
+        why = f"its prompt has the token {last}, and the model has those from 0 to {self._vocabulary - 1}"
+        self._fail(conversation, EpisodeFailure("error", why))
+        return True
 
     # With the engine.
 
@@ -238,7 +249,8 @@ class Conversations:
             return None
         if conversation.turns >= self._settings.max_turns:
             return self.end(conversation, "turns")
-        before, forks, messages = conversation.trajectory, len(conversation.forks), list(conversation.messages)
+        before, forks = conversation.trajectory, len(conversation.forks)
+        messages, tools = [*conversation.messages], conversation.tools
         try:
             self._observe(conversation, result, waited)
         except (UserError, *UNREADABLE) as error:
@@ -246,7 +258,7 @@ class Conversations:
         if conversation.verdict is None and self._room(conversation) <= 0:
             # The policy does not see what it cannot answer.
             conversation.trajectory, conversation.forks = before, conversation.forks[:forks]
-            conversation.messages = messages
+            conversation.messages, conversation.tools = messages, tools
             return self.end(conversation, "length")
         return None
 
@@ -278,6 +290,8 @@ class Conversations:
         before = [*trajectory.prompt_ids.tolist(), *trajectory.token_ids.tolist()]
         if observation.prompt_ids:
             ids = list(observation.prompt_ids)
+            if self._has_foreign(conversation, ids):
+                return
             if ids[: len(before)] != before:
                 self._fork(conversation, Opening((), (), tuple(ids)))
             else:
@@ -294,6 +308,7 @@ class Conversations:
             self._observe(conversation, replace(observation, prompt_ids=told.prompt_ids), seconds)
             return
         else:
+            told = replace(told, messages=with_system(told.messages, self._system))
             known = len(conversation.messages)
             follows = same_messages(conversation.messages, told.messages[:known]) and same(
                 told.tools, conversation.tools
@@ -326,7 +341,8 @@ class Conversations:
 
     def _fork(self, conversation: Conversation, opening: Opening) -> None:
         aside = conversation.trajectory.replace(finish_reason="stop")
-        self._begin(conversation, opening)
+        limit = conversation.limit if opening.max_tokens is None else opening.max_tokens
+        self._begin(conversation, replace(opening, max_tokens=limit))
         if conversation.verdict is None:
             conversation.forks.append(aside)
 

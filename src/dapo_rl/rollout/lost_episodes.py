@@ -52,6 +52,7 @@ def _replay(
     new = Conversation(conversations.pool.new_key(), conversation.index, conversation.seed, Trajectory.nothing(0))
     if asked.conversation is None:
         result: Result = yield conversations.open(new, prompt)
+        conversations.close([conversation])
         conversation.key = new.key
         return result
     ends = None if conversation.ends is None else (conversation.ends, conversation.cut)
@@ -62,6 +63,7 @@ def _replay(
         conversations.close([new])
         return lost
     result = yield answer
+    conversations.close([conversation])
     for name in Conversation.__slots__:
         setattr(conversation, name, getattr(new, name))
     return result

@@ -391,7 +391,8 @@ class Sampler:
             return
         surplus = self._settings.surplus
         untouched = self._episodes.remove(lambda flight: flight.untouched)
-        builder.drawn -= len(untouched)
+        first = self._next_draw - builder.drawn  # what an earlier step drew has started again, after a restart
+        builder.drawn -= sum(flight.draw >= first for flight in untouched)
         cancelled = self._episodes.remove(lambda flight: surplus != "carry")
         for flight in cancelled:
             # Its finished samples have already been counted as generated.
@@ -425,15 +426,16 @@ class Sampler:
         judged = len(builder.sampled)
         self._check_environment(builder)
         errors = [
-            group
+            [
+                v
+                for s, v in zip(group.samples, group.verdicts, strict=True)
+                if v.failed and not s.scalars.get("env_failed")
+            ]
             for group in builder.sampled
-            if any(
-                v.failed and not s.scalars.get("env_failed") for s, v in zip(group.samples, group.verdicts, strict=True)
-            )
         ]
+        errors = [failed for failed in errors if failed]
         if judged >= self._settings.prompts_per_step and len(errors) > self._max_error_share * judged:
-            first = next(verdict.detail for group in errors for verdict in group.verdicts if verdict.failed)
-            line, _, traceback = first.partition("\n")
+            line, _, traceback = errors[0][0].detail.partition("\n")
             raise UserError(
                 f"reward.verifier: failed on {len(errors)} of {counted(judged, 'group')}, more than "
                 f"reward.max_error_share {self._max_error_share:g} allows; the first failure: "

@@ -14,6 +14,7 @@ from dapo_rl.config import Config
 from dapo_rl.data import PromptSet, once_each
 from dapo_rl.data.overlap import check_apart, shared_prompts
 from dapo_rl.data.sources import check_there
+from dapo_rl.engines.custom import vocabulary_of
 from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.envs.build import build_environment, gives_rewards
 from dapo_rl.envs.python_tool import uncontained
@@ -181,6 +182,7 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
                 context=loaded.longest,
                 max_new_tokens=config.sampling.max_new_tokens,
                 rewards=gives_rewards(config, inputs.environment_factory),
+                vocabulary=vocabulary_of(model),
             )
         judged = inputs.judged_by_verifier(config)
         sampler = build_sampler(config, stream, workers.engine, verifier, display, model, conversations, judged)
