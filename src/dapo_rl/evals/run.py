@@ -79,7 +79,7 @@ def evaluate_models(
     """Evaluates what is missing; returns the report, and the directory that contains it as `evaluation.json`. Writes
     the rows with the model's pass rates to `scores`."""
     if scores is not None:
-        check_scores(scores, models, plan.data)
+        check_scores(scores, models, plan.config.data.eval or plan.data)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     progress = progress or EvalProgress()
