@@ -152,6 +152,8 @@ def _teacher(config: RunSettings) -> Iterator[str]:
         )
     if teacher.served and (fault := fault_of_credentials(teacher.name or "")):
         yield f"teacher.name: {fault}"
+    if not teacher.given and teacher.weight != TeacherSettings.model_fields["weight"].default:
+        yield f"teacher.weight: {teacher.weight:g} without a teacher; set teacher.name, or leave it out"
     key = "teacher.name" if teacher.name is not None else "teacher.prompt"
     if teacher.given and config.has_critic:
         yield f"{key}: a critic's advantages take the place of the teacher's; use one of the two"
