@@ -222,6 +222,14 @@ def test_other_settings_are_checked_and_passed_on(folder):
         ("reward.verifier", "[{verifier: evil.py:score}]"): "named in a recipe",
         ("algo.loss", "evil.py:loss"): "named in a recipe",
         ("engine", "evil:Engine"): "named in a recipe",
+        ("engine", '"evil\\x3aEngine"'): "named in a recipe",
+        ("env.name", "evil.py:Environment"): "named in a recipe",
+        ("env.tools", "[evil:tool]"): "named in a recipe",
+        ("env.mcp", "touch evil"): "commands are named in a recipe",
+        ("env.agent", "touch evil"): "a command is named in a recipe",
+        ("engine_options", "{trust_remote_code: true}"): "named in a recipe",
+        ("train.transforms", "evil:columns"): "named in a recipe",
+        ("teacher.api_key_env", "SECRET"): "named in a recipe",
         ("data.system_prompt", "x" * 5000): "longer than",
     }.items():
         body = {"recipe": "runs/mine.yaml", "techniques": [], "settings": dict([wrong])}

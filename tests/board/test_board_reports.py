@@ -14,7 +14,7 @@ from fuzz.fuzzing import fuzz
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dapo_rl.board.ablation import BoardAblation, band
+from dapo_rl.board.ablation import BoardAblation, _steps, band
 from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.evaluation import BoardEvaluation
 from dapo_rl.board.files import UnreadableError
@@ -132,6 +132,12 @@ def test_a_band_has_the_steps_that_all_seeds_have():
     assert band([], 0.0, 100)["steps"] == []
     assert band([{1: 1.0}, {2: 1.0}], 0.0, 100)["steps"] == []
     assert len(band([{float(step): 1.0 for step in range(5000)}], 0.1, 100)["steps"]) == 100
+
+
+def test_the_steps_of_an_ablation_are_those_of_every_arm():
+    four, eight = {"settings": {"train": {"steps": 4}}}, {"settings": {"train": {"steps": 8}}}
+    assert _steps([four, four]) == 4
+    assert _steps([four, eight]) is _steps([four, {"settings": 4}]) is _steps([{}]) is None
 
 
 def test_an_ablation_in_progress(tmp_path):

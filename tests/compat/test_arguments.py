@@ -87,6 +87,14 @@ def test_right_arguments_are_accepted(tmp_path):
         assert made.train(resume=None)["steps"] == 1
 
 
+@pytest.mark.parametrize("model", ["tiny", small_model()])
+def test_a_tokenizer_that_ends_no_response(tmp_path, model):
+    endless = tokenizer()
+    endless.eos_token = endless.pad_token = None
+    with pytest.raises(UserError, match=r"^model\.name: the tokenizer of .* has no end-of-sequence token; set its"):
+        DAPOTrainer(model, "math", None, ROWS, processing_class=endless, config=SMALL, run_dir=tmp_path / "run")
+
+
 def test_an_own_model_without_data_is_refused(tmp_path):
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("train: {steps: 1}\n")

@@ -194,3 +194,21 @@ def test_a_class_of_trl_can_be_named_in_the_settings(tmp_path):
     config |= {"sampling.dynamic": False, "overlong.shape": "off"}
     with DAPOTrainer("tiny", config=config, run_dir=tmp_path / "run") as trainer:
         assert trainer.train()["metrics"]["reward/mean"] == 0.25
+
+
+def test_settings_that_do_not_fit_the_tools_that_are_passed(tmp_path):
+    """The run would write a config.yaml that it could not read again."""
+
+    def add(a: int, b: int) -> int:
+        """Adds.
+
+        Args:
+            a: A number.
+            b: A number.
+        """
+        return a + b
+
+    config = {"data.max_prompt_tokens": 32, "sampling.max_new_tokens": 32, "train.token_budget": 100}
+    rows = [{"prompt": "1+1=?", "answer": "2"}] * 4
+    with pytest.raises(UserError, match=r"^train\.token_budget: 100 does not hold one sample"):
+        DAPOTrainer("tiny", "math", None, rows, tools=[add], config=config, run_dir=tmp_path / "run")

@@ -370,3 +370,10 @@ def test_an_environment_that_gives_rewards_needs_no_verifier():
     assert Config.build({"env.name": "guess", "reward.verifier": "exact"}).reward.verifier == "exact"
     assert Config.build({"env.tools": "calculator"}).reward.verifier == "math"
     assert Config.build({"env.name": "guess", "reward.verifier": None}).reward.verifier == "none"
+
+
+def test_a_weight_of_a_teacher_needs_one():
+    with pytest.raises(UserError, match=r"^teacher\.weight: 0\.5 without a teacher; set teacher\.name, or"):
+        Config.build({"teacher.weight": 0.5})
+    assert Config.build({"teacher.weight": 0.5, "teacher.name": "tiny"}).teacher.weight == 0.5
+    assert Config.build({"teacher.weight": 1}).teacher.weight == 1

@@ -1,5 +1,6 @@
 """Arbitrary settings and scripts: a recipe that loads and a row for every key, or one line, within seconds."""
 
+import json
 import random
 import time
 
@@ -107,3 +108,20 @@ def test_deeply_nested_blocks_are_read():
     script = "if x; then\n" * 15_000 + "A+=(a)\n" * 1000 + "fi\n" * 15_000
     assert len(read_shell(script, {})) == 15_000
     assert read_shell("case a in b) " * 15_000, {}) == []
+
+
+@pytest.mark.parametrize("line_break", ["\u2028", "\u2029", "\x85"])
+def test_no_text_of_a_script_leaves_the_comments_of_its_recipe(converted, line_break):
+    """YAML has more line breaks than Python's textwrap."""
+    evil = f"x{line_break}env: {{mcp: [touch evil]}}{line_break}#"
+    command = "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=m data.train_files=a.parquet "
+    _, config, rows = converted(f"{command} actor_rollout_ref.rollout.n=8 trainer.total_training_steps=5 '{evil}'\n")
+    assert evil in rows
+    assert config.env.mcp == ()
+
+
+def test_no_key_of_a_file_becomes_several(converted):
+    name = "a: 1\nenv: {mcp: [touch evil]}\n#"
+    keys = {"num_generations": 8, "per_device_train_batch_size": 8, "max_steps": 5, "chat_template_kwargs": {name: 1}}
+    _, config, _ = converted(json.dumps(keys), "run.json")
+    assert (config.env.mcp, config.data.chat_template_kwargs) == ((), {name: 1})

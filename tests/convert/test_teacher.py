@@ -41,6 +41,13 @@ def test_the_teacher_of_ms_swift(converted):
         assert (config.teacher.name, config.algo.kl_coef) == ("http://host:8000/v1", 0.04)
 
 
+def test_a_weight_of_ms_swift_without_a_teacher(converted):
+    _, config, rows = converted(SWIFT + "--reward_funcs accuracy --teacher_kl_coef 0.2")
+    assert (config.teacher.given, config.teacher.weight) == (False, 1)
+    assert rows["teacher_kl_coef"].note == "without a teacher it does nothing"
+    assert not rows["teacher_kl_coef"].learns
+
+
 def test_a_critic_that_starts_from_another_model(converted):
     words = VERL.replace("grpo", "gae") + "actor_rollout_ref.model.path=org/a critic.model.path="
     _, config, rows = converted(words + "org/rm")

@@ -45,6 +45,21 @@ def test_one_of_several_training_files(tmp_path):
         check_apart(b, (a, SourceSettings(source=b)))
 
 
+def test_a_list_of_names_as_a_program_passes_it(tmp_path):
+    a, b = write(tmp_path / "a.jsonl", 1), write(tmp_path / "b.jsonl", 2)
+    with pytest.raises(UserError, match=r"b\.jsonl is data\.train"):
+        check_apart([a, b], b)
+    with pytest.raises(UserError, match=r"a\.jsonl is data\.train"):
+        check_apart(a, [b, a])
+    check_apart([{"prompt": "1"}, {"prompt": "2"}], b)  # rows
+
+
+def test_a_file_of_the_home_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(UserError, match=r"^data\.eval: ~/a\.jsonl is data\.train"):
+        check_apart(write(tmp_path / "a.jsonl", 1), "~/a.jsonl")
+
+
 def test_a_copy_of_training_prompts_is_an_error(tmp_path, plain_tokenizer):
     train = write(tmp_path / "train.jsonl", 1, 2, 3)
     with pytest.raises(UserError, match=r"^data\.eval: 2 of 2 prompts are training prompts too; give other prompts"):

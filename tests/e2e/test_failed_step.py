@@ -149,3 +149,19 @@ def test_a_new_run_in_the_directory_of_one_that_failed_in_its_first_step_starts_
     with trainer_for(path, "train.steps=1") as trainer:
         assert trainer.train()["finished"]
     assert [file.name for file in (path / "rollouts").iterdir()] == ["step-000001.parquet"]
+
+
+def test_a_trainer_that_failed_before_its_first_checkpoint_starts_again_as_a_new_one(tmp_path):
+    """Its weights have been trained, so that it cannot make the first step again."""
+    path = tmp_path / "run"
+    with trainer_for(path, "checkpoint.every=100") as trainer:
+        trainer._run.policy.update = raise_later(trainer._run.policy.update, RuntimeError("the update broke"), 3)
+        with pytest.raises(RuntimeError, match="the update broke"):
+            trainer.train()
+        log = (path / "metrics.jsonl").read_bytes()
+        with pytest.raises(UserError, match="no checkpoint to resume from, and this trainer has already trained"):
+            trainer.train(resume=True)
+    assert (path / "metrics.jsonl").read_bytes() == log
+    with trainer_for(path, "checkpoint.every=100") as trainer:
+        assert trainer.train(resume=True)["finished"]
+    assert [row["step"] for row in map(json.loads, (path / "metrics.jsonl").open())] == [1, 2, 3]

@@ -38,6 +38,12 @@ def test_parameters_of_the_source():
     assert make_plan("arithmetic", words=["data.eval.split=train"]).config.data.eval.split == "train"
 
 
+def test_a_section_sets_what_its_keys_set():
+    plan = make_plan("arithmetic", words=["eval={samples: 4, temperature: 0.5}", "sampling={max_new_tokens: 7}"])
+    assert (plan.k, plan.config.eval.temperature) == (4, 0.5)
+    assert {"eval.samples", "sampling.max_new_tokens"} <= plan.given
+
+
 def test_two_tokens_are_a_limit_too():
     assert make_plan("arithmetic", {"--max-new-tokens": 2}).config.sampling.max_new_tokens == 2
 
@@ -86,6 +92,9 @@ def test_the_responses_of_a_model_are_in_a_directory_with_its_name(model, begins
         ("arithmetic", {}, ["seed=1", "seed=2"], None, "seed: given twice"),
         ("arithmetic", {}, ["train.lr=1"], None, "train.lr: has no effect on an evaluation"),
         ("arithmetic", {}, ["sampling.temperature=1"], None, "sampling.temperature: has no effect"),
+        ("arithmetic", {}, ["sampling={temperature: 1}"], None, "sampling.temperature: has no effect"),
+        ("arithmetic", {}, ["engine=vllm", "engine_options.seed=1"], None, "engine_options.seed: has no effect"),
+        ("arithmetic", {"--k": 2}, ["eval={samples: 3}"], None, "eval.samples: given twice; --k is the same setting"),
         ("arithmetic", {}, ["model.name=tiny"], None, "name models as arguments"),
         ("arithmetic", {}, ["eval.tmperature=1"], None, "did you mean eval.temperature?"),
         ("arithmetic", {"--k": 0}, [], None, "eval.samples: input should be greater than or equal to 1, got 0"),

@@ -234,6 +234,22 @@ def test_marks_of_another_judge_are_not_read_again(tmp_path, monkeypatch):
             run(server, 0.5, first)
 
 
+def test_verdicts_of_edited_code_are_not_read_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    words = {"--k": 1, "--prompts": 2, "--max-new-tokens": 8, "--verifier": "own.py:score"}
+
+    def run(score, out=None):
+        (tmp_path / "own.py").write_text(f"def score(completions, **_):\n    return [{score}] * len(completions)\n")
+        report, found = evaluate_models(make_plan("arithmetic", words), ["tiny"], out, Quiet())
+        return report["models"][0]["metrics"]["score"]["value"], found
+
+    score, first = run(0.25)
+    assert (score, run(0.25)) == (0.25, (0.25, first))
+    assert run(0.75)[0] == 0.75
+    with pytest.raises(UserError, match="was started with different settings: your code; name another"):
+        run(0.5, first)
+
+
 @pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the shared data is not here")
 def test_the_32_copies_of_aime_are_not_multiplied(tmp_path, random_model):
     data = str(SHARED_DATA / "aime-2024.parquet")

@@ -65,6 +65,17 @@ def test_a_column_that_the_format_cannot_hold(tmp_path, suffix, column):
     assert not list(tmp_path.iterdir())
 
 
+def test_no_file_of_the_data_is_written_over(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    data = tmp_path / "b.jsonl"
+    data.write_text('{"prompt": "1"}')
+    for given in (f"[{tmp_path}/a.jsonl, {data}]", "~/b.jsonl"):
+        plan = make_plan(given)
+        with pytest.raises(UserError, match="the data itself"):
+            evaluate_models(plan, ["tiny"], tmp_path / "out", scores=data)
+    assert data.read_text() == '{"prompt": "1"}'
+
+
 def test_mistakes_are_found_before_anything_is_sampled(tmp_path):
     data = tmp_path / "train.jsonl"
     data.write_text("{}")

@@ -384,6 +384,11 @@ def test_the_markdown_has_means_intervals_and_every_seed(varied):
     assert "paper" not in text
 
 
+def test_the_steps_of_arms_that_differ_in_them():
+    plan = grid(DEFAULT, [], 1, ["train.steps=4,8,2"])
+    assert "; 2 to 8 steps; seeds 0." in markdown(plan, [])
+
+
 @pytest.mark.parametrize("width", [80, 100])
 @pytest.mark.parametrize("seeds", [2, 3])
 def test_no_figure_is_cut_on_a_narrow_terminal(tmp_path, width, seeds):

@@ -322,3 +322,13 @@ def test_the_command(tmp_path):
     wrong = dapo("check", "--gpu", "fast", cwd=tmp_path)
     assert wrong.returncode == 2
     assert wrong.stderr.startswith("dapo: --gpu: fast: give its memory in GiB")
+
+
+def test_the_size_of_a_teacher_may_be_unknown_too():
+    config = Config.build({"teacher.name": "some/teacher-9b"})
+    for gpu in ("80", None):
+        report = memory_report(config, find_memory(config, gpu))
+        assert (report.fits, report.parts) == (None, ())
+        assert report.verdict.startswith(
+            "memory not estimated: teacher.name: the size of some/teacher-9b is unknown: its config.json is not in"
+        )

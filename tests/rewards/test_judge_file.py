@@ -28,6 +28,10 @@ URL = "http://localhost:1/v1"
         ({"budget": {"call": 3}}, r"judge\.yaml: budget\.call: 3: "),
         ({"endpoint": "localhost:8000"}, r"endpoint: 'localhost:8000' is not a base URL such as http"),
         ({"endpoint": "file:///etc/passwd"}, r"endpoint: 'file:///etc/passwd' is not a base URL"),
+        (
+            {"endpoint": "http://me:s3cret@host/v1"},
+            r"judge\.yaml: endpoint: a user name or password in a URL ",
+        ),
         ({"prompt": "Good?"}, r"prompt: it has no \{response\}: the judge would not see what it judges"),
         ({"prompt": "{response} {promt}"}, r"prompt: \{promt\} is not replaced; did you mean \{prompt\}\?"),
         ({"parse": "(a"}, r"parse: '\(a' is not a regular expression"),

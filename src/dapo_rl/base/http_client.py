@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from urllib.request import HTTPHandler, HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 from dapo_rl.base.quote import one_line, shown
+from dapo_rl.base.urls import fault_of_credentials
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 60.0
 """Before the first retry, which doubles with each one, and at most, also where a server asks for more."""
@@ -149,12 +150,15 @@ class HttpClient:
 
 def fault_of_url(url: str) -> str:
     """Why this is not the base URL of a server; empty if it is."""
+    if fault := fault_of_credentials(url):
+        return fault
     try:
         found = urlsplit(url)
         good = found.scheme in ("http", "https") and bool(found.hostname) and (found.port is None or found.port > 0)
     except ValueError:
         good = False
-    return "" if good else f"{shown(url)} is not a base URL such as http://localhost:8000/v1"
+    what = "it" if "@" in url else shown(url)  # what is before it may be a password
+    return "" if good else f"{what} is not a base URL such as http://localhost:8000/v1"
 
 
 def key_in(variable: str | None) -> str | None:

@@ -243,7 +243,7 @@ def _read(path: str) -> _Content:
         recipe=as_text(found.get("recipe")) or "",
         overrides=tuple(word for word in words if word),
         seeds=tuple(seeds),
-        steps=_steps(listed[0]),
+        steps=_steps(listed),
         arms=tuple(_arm(arm) for arm in listed),
     )
 
@@ -266,9 +266,11 @@ def _arm(found: Mapping[str, Any]) -> BoardArm:
     )
 
 
-def _steps(arm: Mapping[str, Any]) -> int | None:
-    settings = arm.get("settings")
-    return as_count(flat(settings).get("train.steps")) if isinstance(settings, dict) else None
+def _steps(arms: Sequence[Mapping[str, Any]]) -> int | None:
+    """The steps of every run; None if they differ, or are not known."""
+    settings = [arm.get("settings") for arm in arms]
+    found = {as_count(flat(own).get("train.steps")) if isinstance(own, dict) else None for own in settings}
+    return found.pop() if len(found) == 1 else None
 
 
 def _parts(arms: Sequence[BoardArm]) -> list[dict[str, Any]]:

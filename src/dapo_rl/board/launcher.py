@@ -20,6 +20,7 @@ from dapo_rl.board.files import LARGEST_CONFIG, Remembered, load_yaml, read_all,
 from dapo_rl.board.job_queue import JobQueue
 from dapo_rl.board.run import problem_line
 from dapo_rl.config import Config, known_keys
+from dapo_rl.config.recipe import parse_value
 from dapo_rl.demo import DEFAULT_RECIPE
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.techniques import TECHNIQUES
@@ -33,8 +34,19 @@ DEMO = "demo"
 PROMPTS = 128
 """Held-out prompts of the demo."""
 LONGEST_VALUE = 2000
-OWN_CODE = ("engine", "algo.loss", "algo.advantage", "reward.verifier", "sampling.filter")
+OWN_CODE = (
+    *("engine", "algo.loss", "algo.advantage", "reward.verifier", "sampling.filter"),
+    *("env.name", "env.tools", "train.transforms"),
+)
 """Settings that can name a Python function, `module:name` or `file.py:name`."""
+RECIPES_ALONE = {
+    "env.mcp": "commands are",
+    "env.agent": "a command is",
+    "engine_options": "options of an engine are",
+    "teacher.api_key_env": "a variable with a key is",
+}
+"""Settings that can name any code or secret of this host."""
+UNSET = ("", "[]", "{}", "null", "none")
 NAMED = re.compile(r":\S|\.py")
 
 
@@ -121,8 +133,11 @@ def _check_setting(key: str, value: str) -> None:
     if len(value) > LONGEST_VALUE:
         raise UserError(f"{key}: longer than {LONGEST_VALUE} characters")
     # The token lets its holder start runs, not run code of their choice.
-    if key in OWN_CODE and NAMED.search(value):
+    # As it is written, and as YAML reads it: "evil\x3af" is evil:f.
+    if key in OWN_CODE and (NAMED.search(value) or NAMED.search(str(parse_value(key, value)))):
         raise UserError(f"{key}: functions of your own are named in a recipe, not here")
+    if key in RECIPES_ALONE and value.strip() not in UNSET:
+        raise UserError(f"{key}: {RECIPES_ALONE[key]} named in a recipe, not here")
 
 
 def _described(base: Config) -> list[dict[str, Any]]:

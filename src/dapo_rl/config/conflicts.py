@@ -9,6 +9,7 @@ from dapo_rl.base.format import counted
 from dapo_rl.base.placeholders import fault_of_names
 from dapo_rl.base.quote import shown
 from dapo_rl.base.suggest import did_you_mean, nearest
+from dapo_rl.base.urls import fault_of_credentials
 from dapo_rl.choices import FIXED_OPTIONS, KL_KINDS, NORMALIZATIONS, VERIFIERS, is_function, is_judge
 from dapo_rl.config.sections import ClusterSettings, TeacherSettings
 from dapo_rl.config.settings import RunSettings
@@ -149,6 +150,10 @@ def _teacher(config: RunSettings) -> Iterator[str]:
         yield (
             f"sampling.dynamic: with algo.advantage={DISTILL} every group is informative; set sampling.dynamic=false"
         )
+    if teacher.served and (fault := fault_of_credentials(teacher.name or "")):
+        yield f"teacher.name: {fault}"
+    if not teacher.given and teacher.weight != TeacherSettings.model_fields["weight"].default:
+        yield f"teacher.weight: {teacher.weight:g} without a teacher; set teacher.name, or leave it out"
     key = "teacher.name" if teacher.name is not None else "teacher.prompt"
     if teacher.given and config.has_critic:
         yield f"{key}: a critic's advantages take the place of the teacher's; use one of the two"

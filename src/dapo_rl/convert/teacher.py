@@ -55,7 +55,10 @@ def swift_teacher(draft: Draft) -> None:
     """`teacher_model`, or a server of it, with rlhf_type grpo."""
     name, server = draft.name("teacher_model"), draft.name("teacher_model_server")
     if name is None and server is None:
-        draft.unused("without a teacher it does nothing", "teacher_model", "teacher_model_server", "teacher_kl_coef")
+        names = ("teacher_model", "teacher_model_server", "teacher_kl_coef")
+        for name in names:
+            draft.explain_again(name, "default here", note="without a teacher it does nothing")
+        draft.settings.pop("teacher.weight", None)
     elif server is not None:
         url = f"{server.rstrip('/').removesuffix('/v1')}/v1"
         draft.put("teacher.name", url, "teacher_model_server", note="the server must be vLLM's")

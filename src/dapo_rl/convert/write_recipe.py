@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from typing import Any
 
 import yaml
 
+from dapo_rl.base.quote import printable
 from dapo_rl.config import Config, known_keys
 from dapo_rl.config.peers import LIBRARIES
 from dapo_rl.config.recipe import put
@@ -156,8 +159,8 @@ def nested_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def recipe_text(converted: Converted) -> str:
     """The recipe as YAML, by sections."""
-    changed = [row.key for row in converted.changes]
-    lines = [f"# Converted from {converted.source} ({converted.library}) by `dapo convert`."]
+    changed = [_in_comment(row.key) for row in converted.changes]
+    lines = [f"# Converted from {_in_comment(converted.source)} ({converted.library}) by `dapo convert`."]
     if changed:
         lines += textwrap.wrap(f"# Learning would change: {', '.join(changed)}.", 118, subsequent_indent="# ")
     top, blocks = "", ""
@@ -172,12 +175,22 @@ def recipe_text(converted: Converted) -> str:
 def _lines(settings: Mapping[str, Any], indent: str) -> Iterator[str]:
     for name, value in settings.items():
         if isinstance(value, dict) and "source" not in value:  # model.lora
-            yield f"{indent}{name}:\n"
+            yield f"{indent}{_key(name)}:\n"
             yield from _lines(value, f"{indent}  ")
         else:
             missing = value in (NO_SOURCE, NO_MODEL) or in_place(value)
             remark = "  # not known: write it here" if missing else ""
-            yield f"{indent}{name}: {_inline(value)}{remark}\n"
+            yield f"{indent}{_key(name)}: {_inline(value)}{remark}\n"
+
+
+def _in_comment(text: str) -> str:
+    """Without line breaks, of which YAML knows more than textwrap: what follows one would be read as settings."""
+    return printable(" ".join(text.split()))
+
+
+def _key(name: str) -> str:
+    """A key as YAML; JSON escapes what is not a plain one."""
+    return name if re.fullmatch(r"[\w.-]+", name, re.ASCII) else json.dumps(name)
 
 
 def _inline(value: Any) -> str:

@@ -11,7 +11,7 @@ from dapo_rl.data import arithmetic, tasks
 from dapo_rl.data.files import SUFFIXES
 from dapo_rl.data.gym import PREFIX as GYM
 from dapo_rl.data.prompts import PromptSet
-from dapo_rl.data.sources import IN_MEMORY
+from dapo_rl.data.sources import IN_MEMORY, as_sources
 from dapo_rl.errors import UserError
 
 _REMEDY = "give other prompts, or data.eval=none eval.every=none for no evaluation"
@@ -20,8 +20,8 @@ _REMEDY = "give other prompts, or data.eval=none eval.every=none for no evaluati
 def check_apart(train: Any, held_out: Any) -> None:
     """Raises a UserError if `data.eval` is the file, or the split of a hub data set, that `data.train` is, or if the
     two lists share one."""
-    trained = [_place(source) for source in _entries(train)]
-    for source in _entries(held_out):
+    trained = [_place(source) for source in _entries(train, "data.train")]
+    for source in _entries(held_out, "data.eval"):
         if (place := _place(source)) is not None and place in trained:
             raise UserError(
                 f"data.eval: {_name(source)} is data.train: the run would be evaluated on its training prompts; "
@@ -39,13 +39,15 @@ def shared_prompts(train: PromptSet, held_out: PromptSet | None, sources: tuple[
     if not shared:
         return None
     what = f"data.eval: {shared:,} of {len(held_out.prompts):,} prompts are training prompts too"
-    are_stored = all(_place(source) is not None for each in sources for source in _entries(each))
+    entries = [*_entries(sources[0], "data.train"), *_entries(sources[1], "data.eval")]
+    are_stored = all(_place(source) is not None for source in entries)
     if shared == len(held_out.prompts) and are_stored:
         raise UserError(f"{what}; {_REMEDY}")
     return f"{what}; their accuracy includes what was memorized"
 
 
-def _entries(sources: Any) -> tuple[Any, ...]:
+def _entries(sources: Any, key: str) -> tuple[Any, ...]:
+    sources = as_sources(sources, key)
     return sources if isinstance(sources, tuple) else (sources,)
 
 
@@ -55,7 +57,7 @@ def _place(source: Any) -> tuple[Any, ...] | None:
     if name is None or name in (arithmetic.NAME, tasks.NAME, IN_MEMORY) or name.startswith(GYM):
         return None
     if name.lower().endswith(SUFFIXES):
-        return (os.path.realpath(Path(name)),)
+        return (os.path.realpath(Path(name).expanduser()),)
     parameters = (source.model_extra or {}) if isinstance(source, SourceSettings) else {}
     return name, *sorted(({"split": "train"} | parameters).items())
 

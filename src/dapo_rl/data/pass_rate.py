@@ -34,7 +34,7 @@ def is_outside(row: Row, settings: DataSettings) -> bool:
 def _number(value: Any) -> float | None:
     """A number, or a text with one; `3/8` is 3 of 8 samples."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        return float(value) if abs(value) <= 1 else math.inf  # an integer may have any number of digits
     if not isinstance(value, str):
         return None
     right, slash, samples = value.partition("/")

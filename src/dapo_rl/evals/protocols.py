@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -110,10 +110,11 @@ def make_plan(
     for key, value in (_defaults(data) | _protocol(protocol) | chosen).items():
         put(settings, key, value)
     for word in words:
-        key, _, text = word.partition("=")
-        _check(key, given)
-        put(settings, key, parse_value(key, text))
-        given.add(key)
+        word_key, _, text = word.partition("=")
+        for key, value in _by_setting(word_key, parse_value(word_key, text)):
+            _check(key, given)
+            put(settings, key, value)
+            given.add(key)
     config = Config.build(settings)
     if config.eval.temperature == 0 and config.eval.samples > 1:
         raise UserError(
@@ -143,13 +144,23 @@ def _protocol(name: str | None) -> dict[str, Any]:
     return PROTOCOLS[name]
 
 
+def _by_setting(key: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """The settings of a word, whose value may be a whole section."""
+    is_section = any(known.startswith(f"{key}.") for known in known_keys()) and key not in known_keys()
+    if is_section and isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _by_setting(f"{key}.{name}", inner)
+    else:
+        yield key, value
+
+
 def _check(key: str, given: Collection[str]) -> None:
     option = next((option for option, named in OPTIONS.items() if named == key), None)
     if key in given:
         raise UserError(f"{key}: given twice" + (f"; {option} is the same setting" if option else ""))
     if key == "model.name":
         raise UserError("model.name: name models as arguments, as in dapo eval tiny runs/mine/model")
-    if key in known_keys() and not is_one_of(key, (*RESULT_SETTINGS, *EPISODE_SETTINGS, *OTHER_SETTINGS)):
+    if is_one_of(key, known_keys()) and not is_one_of(key, (*RESULT_SETTINGS, *EPISODE_SETTINGS, *OTHER_SETTINGS)):
         raise UserError(f"{key}: has no effect on an evaluation; leave it out")
 
 

@@ -80,7 +80,7 @@ def evaluate_models(
     """Evaluates what is missing; returns the report, and the directory that contains it as `evaluation.json`. Writes
     the rows with the model's pass rates to `scores`."""
     if scores is not None:
-        check_scores(scores, models, plan.data)
+        check_scores(scores, models, plan.config.data.eval or plan.data)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     progress = progress or EvalProgress()
@@ -140,13 +140,23 @@ def _judges(plan: EvalPlan, out: Path, resources: ExitStack) -> _Judges:
 
 
 def _judged_by(config: Config) -> dict[str, Any]:
-    """What the marks of judges depend on, by their files; the name of a file does not say it."""
+    """What verdicts, samples and episodes depend on in files; the name of a file does not say it."""
     judges = {
         each.verifier: read_judge(Path(each.verifier)).model_dump(mode="json", include=set(DECIDING))
         for each in config.reward.verifiers
         if is_judge(each.verifier)
     }
-    return {"judges": judges} if judges else {}
+    code = _digests_of_code(config)
+    return ({"judges": judges} if judges else {}) | ({"code": code} if code else {})
+
+
+def _digests_of_code(config: Config) -> dict[str, str]:
+    """A digest of each file of the user's own functions and classes, by the setting's value."""
+    env = config.env
+    named = [config.engine, *(each.verifier for each in config.reward.verifiers), env.name, env.agent, *env.tools]
+    files = {name: Path(name.rpartition(":")[0]).expanduser() for name in named if name and ".py:" in name}
+    # Where one is missing, what loads it says so.
+    return {name: sha256(file.read_bytes()).hexdigest()[:16] for name, file in files.items() if file.is_file()}
 
 
 def _report(plan: EvalPlan, figures: Sequence[ModelMetrics], settings: dict[str, Any], out: Path) -> dict[str, Any]:
@@ -280,7 +290,7 @@ def _check_same(home: Path, settings: dict[str, Any]) -> None:
     settings = json.loads(json.dumps(settings))
     changed = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
     if changed:
-        what = {"weights": "the model's weights", "rows": "the data", "judges": "the judge's file"}
+        what = {"weights": "the model's weights", "rows": "the data", "judges": "the judge's file", "code": "your code"}
         listed = ", ".join(what.get(k, f"{k} {before.get(k)} → {settings.get(k)}") for k in changed[:4])
         raise UserError(f"{home}: was started with different settings: {listed}; name another --out, or remove it")
 

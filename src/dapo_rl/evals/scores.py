@@ -9,6 +9,7 @@ from typing import Any
 
 from dapo_rl.base.files import atomic_write, beside
 from dapo_rl.base.quote import one_line
+from dapo_rl.config.sources import Sources, entries_of
 from dapo_rl.data import Rows
 from dapo_rl.errors import UserError
 from dapo_rl.evals.metrics import is_failed
@@ -18,7 +19,7 @@ RATE, SAMPLES = "pass_rate", "pass_rate_samples"
 SUFFIXES = (".jsonl", ".parquet")
 
 
-def check_scores(path: Path, models: Sequence[str], data: str) -> None:
+def check_scores(path: Path, models: Sequence[str], data: Sources) -> None:
     """Raises a UserError for a file that could not be written, before anything is sampled."""
     if path.suffix.lower() not in SUFFIXES:
         raise UserError(f"--scores: {path}: unsupported format; name a file that ends in {' or '.join(SUFFIXES)}")
@@ -28,7 +29,8 @@ def check_scores(path: Path, models: Sequence[str], data: str) -> None:
         raise UserError(f"--scores: {path}: there is no directory {path.parent}; create it, or name another file")
     if path.is_dir():
         raise UserError(f"--scores: {path} is a directory; name a file")
-    if path.exists() and Path(data).exists() and path.samefile(data):
+    files = [Path(entry.source).expanduser() for entry in entries_of(data)]
+    if path.exists() and any(file.exists() and path.samefile(file) for file in files):
         raise UserError(f"--scores: {path} is the data itself; name another file")
 
 

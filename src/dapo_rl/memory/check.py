@@ -93,10 +93,11 @@ def memory_report(config: Config, machine: Memory) -> MemoryReport:
         return MemoryReport(machine, (), 0, line, False)
     try:
         size = size_of(config.model.name)
+        need = Need(config, size, machine)
+        _ = need.sizes  # that of a teacher may be unknown too
     except UserError as error:
         line = str(error).removeprefix("model.name: ")
         return MemoryReport(machine, (), 0, f"memory not estimated: {line}", None)
-    need = Need(config, size, machine)
     if config.cluster.backend is not None and need.on_gpu:
         return ranks_report(config, size, machine, need.in_bfloat16)
     fits = need.fits and need.cache_fits

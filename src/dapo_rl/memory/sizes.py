@@ -8,6 +8,7 @@ from dapo_rl.choices import REWARD_MODEL, is_reward_model
 from dapo_rl.config import Config
 from dapo_rl.engine_specs import engine_spec
 from dapo_rl.engines.native.kv_cache import KEPT_ID_BYTES, PAGE_TOKENS
+from dapo_rl.errors import UserError
 from dapo_rl.memory.model_size import ModelSize, classifier_parameters, size_of
 from dapo_rl.models.chunked_lm_head import CHUNK_ELEMENTS
 
@@ -229,7 +230,10 @@ def _reference_bytes(config: Config, size: ModelSize) -> int:
     """Of the frozen model in float32: a teacher, or the initial model, unless it is the base of the adapters."""
     if config.teacher.loaded:
         assert config.teacher.name is not None
-        return 4 * size_of(config.teacher.name).parameters
+        try:
+            return 4 * size_of(config.teacher.name).parameters
+        except UserError as error:
+            raise UserError(f"teacher.name: {str(error).removeprefix('model.name: ')}") from None
     return 4 * size.parameters * (config.needs_reference and config.model.lora is None)
 
 

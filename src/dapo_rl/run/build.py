@@ -145,6 +145,8 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
             if (environments := build_environment(*given, make=make)) is not None:
                 resources.callback(environments.close)
         config = resolve(config, inputs, backend.device())
+        if inputs.has_environment(config):  # settings that fit one turn may not fit the tools that were passed
+            config.check_conflicts()
         losses, advantages = build_losses(config.algo), build_advantages(config.algo, config.overlong.factor)
         sources = inputs.sources(config)
         for key, source in sources.items():

@@ -29,7 +29,9 @@ def model_and_tokenizer(
     """The model that `load` gives for the settings, or the caller's, on the device."""
     if inputs.names_a_model:
         model, loaded = load(config.model)
-        return model, inputs.processing_class or loaded
+        tokenizer = inputs.processing_class or loaded
+        check_tokenizer(tokenizer, config.model.name)
+        return model, tokenizer
     model, tokenizer = base_of(inputs.model), inputs.processing_class
     refuse_media_model(model)
     if next(model.parameters()).device.type != device.type:

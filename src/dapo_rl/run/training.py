@@ -83,6 +83,11 @@ class RunTraining:
         )
         if checkpoint is None:
             directory.check_may_start_again(before.checkpoint_every)
+            if run.progress.current:  # in this process: the weights and the order of prompts are no longer the first
+                raise UserError(
+                    f"{directory.path}: there is no checkpoint to resume from, and this trainer has already trained; "
+                    "make it again to start from the first step"
+                )
             note(f"{directory.path}: no checkpoint yet; starting from the first step")
             directory.forget_after(NOTHING)
             directory.write_config(config)

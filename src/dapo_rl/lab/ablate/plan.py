@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from dapo_rl.base.files import atomic_write
+from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
 from dapo_rl.base.reading import read_bytes
 from dapo_rl.config import Config
@@ -69,6 +70,13 @@ class AblationPlan:
     def comparisons(self) -> int:
         """The number of differences that are reported: the family that the intervals are corrected for."""
         return len(self.compared) * sum(arm.compared_with is not None for arm in self.arms)
+
+    @property
+    def steps(self) -> str:
+        """The steps of a run, in words."""
+        of_arms = [int(arm.settings["train"]["steps"]) for arm in self.arms]
+        least, most = min(of_arms), max(of_arms)
+        return counted(most, "step") if least == most else f"{least} to {counted(most, 'step')}"
 
     def parts(self) -> dict[str, list[Arm]]:
         """The arms of each panel; the leave-one-out panel starts with the arm that it is compared with."""

@@ -57,8 +57,7 @@ def ablation_figure(plan: AblationPlan, results: Sequence[ArmResult]) -> Figure:
     size = (17 / 3.3 * sum(widths), sum(heights) + 0.8)
     picture = Figure(figsize=size, dpi=100, layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.14))
     seeds = counted(len(plan.seeds), "seed")
-    steps = plan.arms[0].settings["train"]["steps"]
-    title = f"{plan.name}, {counted(steps, 'step')}, {seeds}"
+    title = f"{plan.name}, {plan.steps}, {seeds}"
     picture.suptitle(title, fontsize=15, fontweight="bold", parse_math=False)
     if len(plan.seeds) > 1:
         key = f"bars: {INTERVAL}   ticks: seeds   bands: range over seeds"

@@ -215,9 +215,8 @@ def notes(plan: AblationPlan, results: Sequence[ArmResult]) -> list[str]:
 
 def _what(plan: AblationPlan) -> str:
     overrides = f", with {' '.join(plan.overrides)}" if plan.overrides else ""
-    steps = plan.arms[0].settings["train"]["steps"]
     seeds = ", ".join(str(seed) for seed in plan.seeds)
-    return _escape(f"{plan.recipe}{overrides}; {counted(steps, 'step')}; seeds {seeds}.")
+    return _escape(f"{plan.recipe}{overrides}; {plan.steps}; seeds {seeds}.")
 
 
 def _changes(plan: AblationPlan) -> list[list[str]]:
