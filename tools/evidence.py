@@ -131,6 +131,7 @@ EXPERIMENTS = (
             replace(ACCURACY, title="Held-out accuracy, where the work fits"),
         ),
         "A limit that cuts off right work teaches to guess; Overlong Filtering prevents that",
+        seeds=range(10),
     ),
     Experiment(
         "soft-overlong-punishment",
@@ -144,6 +145,7 @@ EXPERIMENTS = (
             ACCURACY,
         ),
         "Soft Overlong Punishment: fewer responses are cut off, at a cost in accuracy",
+        seeds=range(10),
     ),
     CLIP_HIGHER,
     replace(
@@ -165,6 +167,7 @@ EXPERIMENTS = (
             ACCURACY,
         ),
         "With Token-level Loss, rambling fades sooner",
+        seeds=range(10),
     ),
 )
 
