@@ -174,14 +174,15 @@ def test_sizes_come_from_the_config(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("gpu", "gib"),
-    [("24", 24), ("24g", 24), ("7.5", 7.5), ("h100-80g", 80), ("H100", 80), ("h200", 140), ("rtx 4090 24 GB", 24)],
-)
+    [("24", 24), ("24g", 24), ("7.5", 7.5), ("h100-80g", 80), ("H100", 80), ("h200", 140), ("rtx 4090 24 GB", 24),
+     ("RTX 4090", 24), ("rtx-3090", 24), ("rtx 6000 48", 48)],
+)  # fmt: skip
 def test_names_of_gpus(gpu, gib):
     memory = find_memory(Config(), gpu)
     assert (memory.bytes, memory.kind, memory.here) == (int(gib * GIB), "cuda", False)
 
 
-@pytest.mark.parametrize("gpu", ["", "0", "-5", "big", "h100-80x", "nan", "1e3", "9" * 400])
+@pytest.mark.parametrize("gpu", ["", "0", "-5", "big", "h100-80x", "nan", "1e3", "9" * 400, "rtx 6000", "gtx-1080"])
 def test_a_gpu_that_nobody_knows(gpu):
     with pytest.raises(UserError, match=r"^--gpu: "):
         find_memory(Config(), gpu)

@@ -61,6 +61,8 @@ GPUS = {
     **{"gh200": 96.0, "h200": 140.0, "b200": 180.0},
 }
 """GiB of common GPUs."""
+_LIKE_A_NAME = 1000
+"""GiB; no GPU has as many."""
 
 _ANOTHER = "--gpu h100-80g estimates it for a GPU of another machine"
 
@@ -78,11 +80,12 @@ def find_memory(config: Config, gpu: str | None = None) -> Memory:
 
 def _gibibytes(gpu: str) -> float:
     name = gpu.strip().lower()
-    if (listed := GPUS.get(name)) is not None:
+    if (listed := GPUS.get(re.sub("[- ]", "", name))) is not None:
         return listed
-    number = re.fullmatch(r"(?:[a-z0-9]+[- ])*(\d{1,5}(?:\.\d{1,5})?) ?(?:g|gb|gib)?", name)
-    if number and float(number[1]) > 0:
-        return float(number[1])
+    number = re.fullmatch(r"((?:[a-z0-9]+[- ])*)(\d{1,5}(?:\.\d{1,5})?) ?(g|gb|gib)?", name)
+    # A large number after a name is a part of it, as in `rtx 6000`, unless it has a unit.
+    if number and float(number[2]) > 0 and (number[3] or not number[1] or float(number[2]) < _LIKE_A_NAME):
+        return float(number[2])
     raise UserError(f"--gpu: {gpu}: give its memory in GiB (24, h100-80g) or one of {', '.join(GPUS)}")
 
 
