@@ -10,6 +10,7 @@ from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.errors import UserError
 from dapo_rl.train.batch import make_batch
 from dapo_rl.train.custom import build_advantages
+from dapo_rl.train.trainer_state import Progress
 from dapo_rl.train.transforms import CustomTransform, build_transforms
 from dapo_rl.types import Group, Verdict
 
@@ -105,6 +106,10 @@ def test_a_custom_transform_gets_the_batch_and_the_settings(tmp_path):
         ("return None", "returned a NoneType; it returns the batch with more columns"),
         ("return batch.with_samples(s.until(2) for s in batch.samples)", "changed the tokens of the batch"),
         ("return batch.with_samples(s.replace(x=float('nan')) for s in batch.samples)", "made x not finite"),
+        (
+            "import dataclasses as d; return d.replace(batch, metrics={'x': [1]})",
+            "mine.py:f: the metric x is a list, not a",
+        ),
     ],
 )
 def test_a_custom_transform_that_fails_is_one_line(tmp_path, body, said):
@@ -112,6 +117,17 @@ def test_a_custom_transform_that_fails_is_one_line(tmp_path, body, said):
     with pytest.raises(UserError, match=said) as failed:
         transform(batch())
     assert "\n" not in str(failed.value)
+
+
+def test_metrics_of_a_custom_transform_can_be_saved(tmp_path):
+    code = "from dataclasses import replace\nimport numpy as np\nimport torch\n\ndef f(batch):\n    "
+    code += "return replace(batch, metrics={'a': np.float32(1.5), 'b': torch.tensor(2), 'c': 3, 'd': float('nan')})"
+    metrics = custom(tmp_path, code)(batch()).metrics
+    Progress(metrics=dict(metrics)).save(tmp_path)
+    restored = Progress()
+    restored.load(tmp_path)
+    assert (restored.metrics["a"], restored.metrics["b"], restored.metrics["c"]) == (1.5, 2.0, 3)
+    assert np.isnan(restored.metrics["d"])
 
 
 @pytest.mark.slow

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -125,4 +126,13 @@ class CustomTransform:
             for name, array in sample.columns.items():
                 if array.dtype.kind == "f" and not np.isfinite(array[sample.loss_mask]).all():
                     raise UserError(f"{self._name} made {name} not finite")
-        return result
+        return replace(result, metrics={name: self._number(name, value) for name, value in result.metrics.items()})
+
+    def _number(self, name: str, value: Any) -> float:
+        """A metric as checkpoints and the log have it: of an array library, its plain number."""
+        if type(value) in (int, float):
+            return value  # type: ignore[no-any-return]
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise UserError(f"{self._name}: the metric {name} is a {type(value).__name__}, not a number") from None
