@@ -52,6 +52,8 @@ def test_a_lora_config_becomes_settings():
         ({"bias": "all"}, "bias='all': adapters are LoRA on"),
         ({"init_lora_weights": "gaussian"}, "init_lora_weights='gaussian': adapters are LoRA on"),
         ({"task_type": "SEQ_CLS"}, "task_type=SEQ_CLS: models are causal language models"),
+        ({"lora_alpha": 0}, "lora_alpha=0: Input should be greater than 0$"),
+        ({"lora_dropout": 1.0}, "lora_dropout=1.0: Input should be less than 1$"),
     ],
 )
 def test_what_plain_lora_does_not_do_is_refused_by_name(field, why):

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from dapo_rl.base.quote import shown
@@ -78,7 +79,12 @@ def lora_settings(peft_config: Any, model: Any) -> LoraSettings:
     if targets is None:
         targets = _usual_targets(model)
     values = {ours: getattr(peft_config, theirs) for theirs, ours in _FIELDS.items()}
-    return LoraSettings(**{**values, "targets": targets if isinstance(targets, str) else tuple(sorted(targets))})
+    try:
+        return LoraSettings(**{**values, "targets": targets if isinstance(targets, str) else tuple(sorted(targets))})
+    except ValidationError as error:
+        first = error.errors()[0]
+        theirs = next(name for name, ours in _FIELDS.items() if ours == first["loc"][0])
+        raise UserError(f"peft_config: {theirs}={shown(first['input'])}: {first['msg']}") from None
 
 
 _FIELDS = {
