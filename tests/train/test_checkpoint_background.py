@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -323,3 +324,28 @@ def test_a_checkpoint_is_in_the_run_directory_for_good(tmp_path, monkeypatch):
     Checkpoints(tmp_path / "run" / "checkpoints", keep=1).save(1, [])
     assert (str(tmp_path / "run" / "checkpoints"), 1) in synced
     assert synced[-1] == (str(tmp_path / "run"), 1)
+
+
+def test_what_is_left_of_an_old_checkpoint_does_not_stand_in_the_way(tmp_path, monkeypatch):
+    """NFS keeps a file that somebody has open, and with it the directory, which has another name by then."""
+    notes = []
+    checkpoints = Checkpoints(tmp_path / "checkpoints", 1, notes.append)
+    checkpoints.save(1, [])
+    whole = shutil.rmtree
+
+    def kept(path, **how):
+        if path.name == ".step-1.gone":
+            raise OSError(errno.ENOTEMPTY, "Directory not empty", str(path))
+        whole(path, **how)
+
+    monkeypatch.setattr(shutil, "rmtree", kept)
+    for step in (2, 3):
+        checkpoints.save(step, [])
+    assert steps(checkpoints) == [3]
+    said = f"an old checkpoint cannot be removed: Directory not empty: {tmp_path}/checkpoints/.step-1.gone"
+    assert notes == [said]
+    Checkpoints(tmp_path / "checkpoints", 9).save(1, [])
+    resumed = Checkpoints(tmp_path / "checkpoints", 1, notes.append)
+    resumed.restore([])
+    resumed.remove_old()
+    assert notes == [said, said]

@@ -138,6 +138,7 @@ class Checkpoints:
         self.failure: UnsavedError | None = None
         """Why the checkpoint that was tried last could not be written; None if it could."""
         self._not_removed: str | None = None
+        self._told_not_removed: str | None = None
         self._damaged: set[Path] = set()
         """Checkpoints whose contents were found to be damaged. Contents are read only once, by `restore`."""
         self._current: Checkpoint | None = None
@@ -212,7 +213,8 @@ class Checkpoints:
             parts = [part for part in parts if not any(part is same for same in unchanged)]
         try:
             with _one_line(checkpoint), ExitStack() as stack:
-                remove_leftovers(self._directory)
+                with self._removing():
+                    remove_leftovers(self._directory)
                 old = self._directory / f"step-{step}.old"
                 draft = stack.enter_context(directory_beside(checkpoint.path, old=old))
                 writes = [write for part in parts if (write := part.save(draft)) is not None]
@@ -229,7 +231,9 @@ class Checkpoints:
     def remove_old(self) -> None:
         """Deletes what a run that was resumed does not keep any more, once one is restored."""
         if self._current is not None:
-            self._remove_old(self._current.step)
+            with self._removing():
+                self._remove_old(self._current.step)
+            self._tell_not_removed()
 
     def wait(self) -> None:
         """Returns when no checkpoint is being written. If the last could not be, because of the disk, a note says so,
@@ -245,9 +249,7 @@ class Checkpoints:
         else:
             self.failure = None
             self._unsaved.written(WHAT)
-            if self._not_removed is not None:
-                self._note(self._not_removed)
-                self._not_removed = None
+            self._tell_not_removed()
 
     def check(self) -> None:
         """Looks whether a checkpoint could be written, as `wait` does; does not wait for it."""
@@ -297,10 +299,23 @@ class Checkpoints:
             sync(self._directory.parent)
         self._damaged.discard(checkpoint.path)
         self._current = checkpoint
-        try:
+        with self._removing():
             self._remove_old(checkpoint.step)
-        except OSError as error:  # the checkpoint itself is complete
+
+    @contextmanager
+    def _removing(self) -> Iterator[None]:
+        """What cannot be removed, such as a file that NFS keeps while it is open, ends nothing: a note says so."""
+        try:
+            yield
+        except OSError as error:
             self._not_removed = f"an old checkpoint cannot be removed: {reason_and_remedy(error)[0]}: {error.filename}"
+
+    def _tell_not_removed(self) -> None:
+        """Says it once of a file: each checkpoint tries it again."""
+        if self._not_removed is not None and self._not_removed != self._told_not_removed:
+            self._note(self._not_removed)
+            self._told_not_removed = self._not_removed
+        self._not_removed = None
 
     def _remove_old(self, step: int) -> None:
         """Deletes all but the last `keep` checkpoints; incomplete ones do not count and are deleted too."""
