@@ -5,10 +5,21 @@ import copy
 import pytest
 import torch
 from support import small_model, tokenizer
+from transformers import LlamaForCausalLM
 
 from dapo_rl import Config, UserError
 from dapo_rl.memory.one_gpu import MemoryPlan
-from dapo_rl.models.lora import base_of, has_lora, is_adapted, lora_settings, merged_copy, peft_config_of, plain_weights
+from dapo_rl.models.lora import (
+    base_of,
+    has_lora,
+    is_adapted,
+    lora_settings,
+    merged_copy,
+    peft_config_of,
+    plain_weights,
+    train_adapters,
+)
+from dapo_rl.models.save import StoredModel, save_model
 from dapo_rl.run.backend import LoadedModel, build_local_engine, prepare_lora
 from dapo_rl.run.build_policy import reference_of
 from dapo_rl.run.inputs import TrainerInputs
@@ -115,3 +126,19 @@ def test_adapters_are_given_once():
         with_lora(twice, TrainerInputs(peft_config=peft.LoraConfig()), small_model())
     merged = Config.build({"model.lora.save": "merged"})
     assert with_lora(merged, TrainerInputs(peft_config=peft.LoraConfig()), small_model()).model.lora.save == "merged"
+
+
+def test_adapters_that_transformers_has_added_are_saved_merged(tmp_path):
+    """Its own `save_pretrained` would write adapters alone, and of merged weights nothing."""
+    model = small_model()
+    model.add_adapter(peft.LoraConfig(r=4, target_modules=["q_proj"]))
+    train_adapters(model)
+    for name, parameter in model.named_parameters():
+        if ".lora_B." in name:
+            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
+    wanted = logits(model)
+    save_model(model, tokenizer(), tmp_path / "saved")
+    StoredModel(model, tokenizer()).save(tmp_path)(lambda: False)
+    for path in (tmp_path / "saved", tmp_path / "model"):
+        torch.testing.assert_close(logits(LlamaForCausalLM.from_pretrained(path)), wanted)
+    assert model._hf_peft_config_loaded, "the model is the caller's"

@@ -138,6 +138,9 @@ def _write_plain(
     lasting: Mapping[str, Tensor],
 ) -> None:
     """Saves these weights as those of the model, without adapters, converted to `dtype`."""
+    if getattr(model, "_hf_peft_config_loaded", False):  # of its own adapters, transformers would save nothing else
+        model = copy.copy(model)
+        model._hf_peft_config_loaded = False
     model.save_pretrained(path, state_dict=_converted(weights, dtype, lasting))
     if dtype not in (None, model.dtype):  # it has written that of the model in memory
         config = copy.deepcopy(model.config)
