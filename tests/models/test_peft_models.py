@@ -142,3 +142,14 @@ def test_adapters_that_transformers_has_added_are_saved_merged(tmp_path):
     for path in (tmp_path / "saved", tmp_path / "model"):
         torch.testing.assert_close(logits(LlamaForCausalLM.from_pretrained(path)), wanted)
     assert model._hf_peft_config_loaded, "the model is the caller's"
+
+
+def test_a_frozen_model_is_refused_unless_it_gets_adapters():
+    """Before anything is sampled."""
+    model = small_model().requires_grad_(False)
+    with pytest.raises(UserError, match=r"^model: all of its weights are frozen"):
+        with_lora(Config(), TrainerInputs(model=model), model)
+    with_adapters = Config.build({"model.lora.rank": 2})
+    assert with_lora(with_adapters, TrainerInputs(model=model), model) is with_adapters
+    model.get_input_embeddings().weight.requires_grad_(True)
+    with_lora(Config(), TrainerInputs(model=model), model)

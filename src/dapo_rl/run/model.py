@@ -54,6 +54,11 @@ def with_lora(config: Config, inputs: TrainerInputs, model: Any) -> Config:
         raise UserError("peft_config: the model already has LoRA adapters, which are trained; leave it out")
     chosen = inputs.peft_config if adapters is None else adapters
     if chosen is None:
+        if settings is None and not any(parameter.requires_grad for parameter in model.parameters()):
+            raise UserError(
+                "model: all of its weights are frozen, so that nothing would be trained; call "
+                "model.requires_grad_(True), or train adapters (model.lora, peft_config)"
+            )
         return config
     if settings is not None and settings.model_fields_set != {"save"}:
         raise UserError("model.lora: the adapters are given as peft's; of these settings, only model.lora.save applies")
