@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import numpy as np
 import pytest
@@ -258,6 +259,18 @@ def test_a_cache_that_holds_no_sequence():
     report = memory_report(config, find_memory(config, "h200"))
     assert report.fits is False
     assert "10.2 MiB for the KV cache, less than one sequence needs; set sampling.kv_memory_gib=0.013" in report.verdict
+
+
+@pytest.mark.parametrize("tokens", [1000, 43_000, 46_000, 131_000])
+def test_the_cache_that_a_message_recommends_is_enough(tokens):
+    def verdict(gibibytes):
+        settings = {"model.name": "qwen2.5-0.5b", "model.dtype": "float32", "sampling.max_new_tokens": tokens}
+        config = Config.build({**settings, "sampling.kv_memory_gib": gibibytes, "data.max_prompt_tokens": 1024})
+        return memory_report(config, Memory("big", "cuda", 400 * GIB, here=False)).verdict
+
+    said = re.search(r"less than one sequence needs; set sampling\.kv_memory_gib=(\S+) or more", verdict(0.01))
+    assert said
+    assert "KV cache" not in verdict(float(said[1]))
 
 
 def test_what_cannot_be_estimated_is_said():

@@ -28,6 +28,7 @@ The activations are an estimate from the operations of a Llama: other architectu
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, replace
 
@@ -249,7 +250,8 @@ def _verdict(report: MemoryReport, need: Need) -> str:
     if need.fits and not need.cache_fits:
         needed = sum(part.bytes for part in need.parts(need.longest, 1) if part.name == "KV cache")
         allowed = f"{gib(need.budget.bytes)} for the KV cache, less than one sequence needs"
-        return f"does not run on {where}: {allowed}; set sampling.kv_memory_gib={1.01 * needed / GIB:.2g} or more"
+        enough = _rounded_up(1.01 * needed / GIB)
+        return f"does not run on {where}: {allowed}; set sampling.kv_memory_gib={enough:g} or more"
     if need.plan is not None and need.plan.time_share:
         sampling = gib(need.sizes.sampling(need.plan.kv_bytes or 0))
         phases = f"about {gib(report.total)} while updating{' with recomputed layers' * need.plan.recompute}"
@@ -268,6 +270,12 @@ def _verdict(report: MemoryReport, need: Need) -> str:
             return f"{line}; with {words} it fits; {_ANOTHER}"
     smaller = " or a smaller model" if need.sizes.lora else ", a smaller model or model.lora"
     return f"{line}; use a machine with more memory{smaller}; {_ANOTHER}"
+
+
+def _rounded_up(number: float) -> float:
+    """To two digits: rounded down, a limit would be too low."""
+    unit: float = 10.0 ** (math.floor(math.log10(number)) - 1)
+    return math.ceil(number / unit) * unit
 
 
 def _needed(report: MemoryReport, need: Need) -> str:
