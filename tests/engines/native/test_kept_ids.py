@@ -184,3 +184,9 @@ def test_kept_ids_are_in_the_memory_of_the_cache():
                 used = layout.pages - (not spare)  # a CPU's first page is not counted
                 assert used * 64 * 256 + (layout.slots + spare) * 960 * kept <= nbytes
                 assert used * 64 >= 960, "the longest sequence fits"
+
+
+def test_what_a_sequence_takes_is_said_with_its_kept_ids():
+    budget = KVBudget(2**20, 2**10, 8, torch.device("cpu"), kept_bytes=2**15)
+    with pytest.raises(UserError, match=r"one sequence of 64 tokens takes 0\.002 GiB, but only 0\.00098 are allowed"):
+        budget.check(50)

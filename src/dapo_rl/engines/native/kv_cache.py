@@ -99,7 +99,7 @@ class KVBudget:
         if tokens and self.slots(needs) < 1:
             raise UserError(
                 f"sampling.kv_memory_gib: one sequence of {needs} tokens takes "
-                f"{needs * self.token_bytes / 2**30:.2g} GiB, but only {self.bytes / 2**30:.2g} are allowed; "
+                f"{self.sequences_bytes(1, needs) / 2**30:.2g} GiB, but only {self.bytes / 2**30:.2g} are allowed; "
                 "raise it, or lower sampling.max_new_tokens"
             )
 
