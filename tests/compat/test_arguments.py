@@ -1,5 +1,7 @@
 """Wrong arguments of `DAPOTrainer` and its methods: one line each."""
 
+import copy
+
 import pytest
 from support import small_model, tokenizer
 
@@ -89,7 +91,7 @@ def test_right_arguments_are_accepted(tmp_path):
 
 @pytest.mark.parametrize("model", ["tiny", small_model()])
 def test_a_tokenizer_that_ends_no_response(tmp_path, model):
-    endless = tokenizer()
+    endless = copy.deepcopy(tokenizer())
     endless.eos_token = endless.pad_token = None
     with pytest.raises(UserError, match=r"^model\.name: the tokenizer of .* has no end-of-sequence token; set its"):
         DAPOTrainer(model, "math", None, ROWS, processing_class=endless, config=SMALL, run_dir=tmp_path / "run")

@@ -189,9 +189,14 @@ def test_an_agent_with_a_tool(run_script, tmp_path):
     calls = [{"name": "query", "arguments": {"sql": sql}} for sql in queries]
     tool_model.save(tmp_path / "model", [f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls])
     (tmp_path / "model" / "chat_template.jinja").write_text(TEMPLATE)
-    ((_, summary),) = run_script(
-        patched("grpo_agent.py"), ON_CPU, {**FILL, "sampling.stop": ["</tool_call>"]}, str(tmp_path / "model")
-    )
+    # As in TRL, reward functions do not see results that leave the policy no room to answer.
+    config = {
+        **FILL,
+        "sampling.stop": ["</tool_call>"],
+        "sampling.max_new_tokens": 64,
+        "env.max_observation_tokens": 400,
+    }
+    ((_, summary),) = run_script(patched("grpo_agent.py"), ON_CPU, config, str(tmp_path / "model"))
     assert summary["steps"] == 2
     metrics = summary["metrics"]
     assert metrics["env/failed"] == 0
