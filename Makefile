@@ -23,11 +23,10 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup
 	$(BIN)/dapo train $(ARGS)
 
-# Compiled once for all processes that tests start, also where Python is told to write no bytecode. Three test processes
-# for two cores: a third of their time they wait for processes, clusters and browsers.
+# Compiled once for all processes that tests start, also where Python is told to write no bytecode.
 test: setup
 	@$(BIN)/python -m compileall -q src tests
-	$(BIN)/python -m pytest -n 3 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 # What needs no process, browser, Ray, Slurm or training run: for a look before each commit.
 quick: check

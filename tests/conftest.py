@@ -1,4 +1,4 @@
-"""Set before torch is imported: test processes on two cores have one thread each, or they wait for each other."""
+"""Set before torch is imported: two test processes on two cores have one thread each, or they wait for each other."""
 
 import gc
 import os
