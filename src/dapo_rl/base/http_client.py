@@ -157,7 +157,7 @@ def fault_of_url(url: str) -> str:
         good = found.scheme in ("http", "https") and bool(found.hostname) and (found.port is None or found.port > 0)
     except ValueError:
         good = False
-    what = "it" if "@" in url else shown(url)  # what is before it may be a password
+    what = "it" if "@" in url else shown(url)  # the part before the @ may be a password
     return "" if good else f"{what} is not a base URL such as http://localhost:8000/v1"
 
 

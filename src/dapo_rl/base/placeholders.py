@@ -16,7 +16,7 @@ def filled(template: str, texts: Mapping[str, str]) -> str:
 
 
 def fault_of_names(template: str, known: Iterable[str]) -> str:
-    """What is wrong with a misspelt name; empty if none is. Names unlike any known one are text."""
+    """The error for a misspelt name, or an empty text. Names unlike any known one are literal text."""
     names = (*known,)
     for name in _IN_BRACES.findall(template):
         if name not in names and (close := nearest(name, names)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def fault_of_credentials(url: str) -> str:
-    """What is wrong with a URL that has a user name or a password, without showing it; empty if it has none."""
+    """The error for a URL with a user name or password, which it does not repeat; empty if the URL has none."""
     place = url.partition("://")[2]
     if "@" not in place.partition("/")[0].partition("?")[0].partition("#")[0]:
         return ""

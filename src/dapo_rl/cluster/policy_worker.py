@@ -24,8 +24,8 @@ from torch.distributed.tensor import DTensor
 from dapo_rl.base.hashing import Digests
 from dapo_rl.cluster.fsdp import RanksOutOfMemoryError, ShardedLogps, ShardedValues
 from dapo_rl.cluster.network import open_tcp_store
-from dapo_rl.cluster.nobody import NOBODY, nobody_like
 from dapo_rl.cluster.place import Place
+from dapo_rl.cluster.placeholder_sample import PLACEHOLDER, placeholder_like
 from dapo_rl.cluster.sharded_checkpoint import frozen_checksum, own_digests, read_shards, shard_tensors, write_shards
 from dapo_rl.cluster.weights_broadcast import Address, ChannelBrokenError, WeightChannel, WeightLayout
 from dapo_rl.cluster.weights_ipc import Bucket, lend, memory_of
@@ -60,7 +60,7 @@ class LearnerWorker(Learner[Stats]):
 
     shards: ClassVar[str]
     """The directory of the shards within a checkpoint."""
-    _nobody = NOBODY
+    _placeholder = PLACEHOLDER
 
     def __init__(self, load: Load, *, place: Place, train: TrainSettings, offload: bool = False, **how: Any) -> None:
         """The ranks of a host load the model one after the other, so that one at a time has all of it in memory.
@@ -177,7 +177,7 @@ class LearnerWorker(Learner[Stats]):
                 self._place.alive()
                 indices = own[k] if k < len(own) else []
                 try:
-                    done.append((indices, compute([samples[i] for i in indices] or [self._nobody], sum(numbers))))
+                    done.append((indices, compute([samples[i] for i in indices] or [self._placeholder], sum(numbers))))
                 except RanksOutOfMemoryError as error:
                     here = error.here
                     break
@@ -274,7 +274,7 @@ class PolicyWorker(LearnerWorker[TokenStats], HFPolicy):
     def update(self, samples: Sequence[Trajectory], lr: float, coefs: Coefs | None = None) -> Update:
         with self._timed():
             if isinstance(self._losses, CustomLoss):  # may take any column, and a rank may have no sample
-                self._nobody = nobody_like(samples, self._gather)
+                self._placeholder = placeholder_like(samples, self._gather)
             return super().update(samples, lr, coefs)
 
     def work_done(self) -> tuple[float, int]:

@@ -517,7 +517,7 @@ class TeacherSettings(Section):
     weight: float = Field(1.0, gt=0)
     """Weight of the teacher in the advantage of a token."""
     prompt: str | None = None
-    """Template for what the teacher reads instead of the prompt; {prompt} and {answer} are replaced. Without
+    """Template of the teacher's prompt, where it differs; {prompt} and {answer} are replaced. Without
     `teacher.name`, the teacher is the policy as the run starts."""
     model: str | None = None
     """Name of the model on the server; by default the first that it lists."""

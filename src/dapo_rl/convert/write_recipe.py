@@ -189,7 +189,7 @@ def _in_comment(text: str) -> str:
 
 
 def _key(name: str) -> str:
-    """A key as YAML; JSON escapes what is not a plain one."""
+    """A YAML key, quoted as in JSON unless it is a plain word."""
     return name if re.fullmatch(r"[\w.-]+", name, re.ASCII) else json.dumps(name)
 
 

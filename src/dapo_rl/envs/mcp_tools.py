@@ -233,8 +233,8 @@ class _Stderr:
 
 
 def _label(server: str) -> str:
-    """A server in messages, which the policy may read: without values of variables and what a URL has besides its
-    address, since they are often keys."""
+    """How messages name a server. The policy may read them, so they leave out values of variables, credentials and
+    queries of URLs, which are often keys."""
     if server.startswith(("http://", "https://")):
         scheme, _, rest = server.partition("://")
         address, query, _ = rest.partition("?")

@@ -12,7 +12,7 @@ entering another namespace, if that is permitted. The arguments are, in this ord
 - the limits `cpu_s`, `memory` and `file_size`
 - `parent`: its process id, or 0
 - `bare`: 1 to set limits only
-- `report`: 1 to print what is contained, and run nothing
+- `report`: 1 to print which limits hold, without running anything
 - the readable paths
 """
 
@@ -318,7 +318,7 @@ def _run(code: bytes) -> None:
 
 
 def _free(error: BaseException, names: dict[str, object]) -> None:
-    """Frees what the program holds, to have memory for printing its error."""
+    """Frees the program's objects, so that there is memory to print its error."""
     step = error.__traceback__
     while step is not None:
         with _suppressed(RuntimeError):  # the frame of `_run` still runs

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from dapo_rl.base.quote import one_line
 from dapo_rl.base.suggest import did_you_mean, nearest
+from dapo_rl.base.unicode import is_unicode
 from dapo_rl.envs.protocol import ToolCall, ToolSchema
 from dapo_rl.errors import UserError
 
@@ -199,7 +200,7 @@ def json_call(text: str) -> ToolCall:
 
 def checked_call(name: Any, arguments: Any, number: str = "") -> ToolCall:
     """A call with what a model gave as its name and arguments."""
-    if not isinstance(name, str) or not name or not _is_unicode(name):
+    if not isinstance(name, str) or not name or not is_unicode(name):
         return ToolCall("", id=number, error="the tool call has no name")
     if isinstance(arguments, str):  # as in OpenAI's messages
         try:
@@ -211,7 +212,7 @@ def checked_call(name: Any, arguments: Any, number: str = "") -> ToolCall:
     if not isinstance(arguments, Mapping):
         return ToolCall(name, id=number, error="the arguments are not a JSON object")
     try:
-        whole = _is_unicode(json.dumps(arguments, ensure_ascii=False, allow_nan=False))
+        whole = is_unicode(json.dumps(arguments, ensure_ascii=False, allow_nan=False))
     except (ValueError, TypeError, RecursionError) as error:
         return ToolCall(name, id=number, error=f"not valid JSON: {one_line(error, 120)}")
     if not whole:
@@ -242,11 +243,3 @@ def decoded_text(tokenizer: Any, ids: Iterable[int]) -> str:
 
 def _no_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a JSON number")
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -120,6 +120,6 @@ class _Nothing:
 
 
 def _given(sample: Trajectory, column: str) -> FloatArray:
-    """Zeros for the sample that a rank computes for nobody."""
+    """Zeros for the placeholder of a rank without samples."""
     values = sample.get(column)
     return np.zeros(len(sample.token_ids), np.float32) if values is None else values

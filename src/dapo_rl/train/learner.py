@@ -108,7 +108,7 @@ class Learner(Generic[Stats]):
 
         result: dict[int, FloatArray] = {}
         for indices, rows in self._in_micro_batches(samples, compute):
-            result |= zip(indices, rows, strict=False)  # a rank computes a row for nobody if it has no sample left
+            result |= zip(indices, rows, strict=False)  # a rank computes a placeholder if it has no sample left
         return [result[i] for i in range(len(samples))]
 
     def _learn(
