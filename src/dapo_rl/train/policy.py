@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,18 +23,19 @@ from dapo_rl.models.lora import WithoutAdapter, dropping_out, save_adapter
 from dapo_rl.models.response_logps import ResponseLogps, ResponsePass, TokenStats
 from dapo_rl.models.save import StoredModel, done_now, save_hashed, save_model, stored_weights
 from dapo_rl.models.weights import ModelWeights
-from dapo_rl.objectives.aggregation import aggregate, clipped_tokens
+from dapo_rl.objectives.aggregation import aggregate
 from dapo_rl.objectives.critic import positive_lm_loss
 from dapo_rl.objectives.importance import above_cap, importance_weights, off_policy_mask
 from dapo_rl.objectives.kl import kl_penalty, sample_means, unbiased_kl
 from dapo_rl.objectives.losses import TokenLosses
-from dapo_rl.train.coefficients import KL_OF_UPDATE, Coefs
+from dapo_rl.train.coefficients import Coefs
 from dapo_rl.train.custom import CustomLoss, build_losses, build_ratio
 from dapo_rl.train.learner import Learner, padded, read_checkpoint, total
 from dapo_rl.train.loss_denominators import Counts
 from dapo_rl.train.off_policy import SCALE, weight_bounds
 from dapo_rl.train.reference import FILE as REFERENCE
 from dapo_rl.train.reference import check_reference, move_towards, restore_reference
+from dapo_rl.train.update_metrics import TokenResults, clipping_sums, update_metrics
 from dapo_rl.types import KEPT_IDS, Array, FloatArray, Trajectory, Update
 
 OPTIMIZER = "optimizer.pt"
@@ -155,7 +155,7 @@ class HFPolicy(Learner[TokenStats]):
         for place, of_sample in zip(places, results, strict=True):
             diagnostics[place] = of_sample
         self._updates += 1
-        metrics = self._summarise(totals, counts.tokens) | {"actor/grad_norm": grad_norm, "actor/lr": lr}
+        metrics = update_metrics(totals, counts.tokens, self._algo) | {"actor/grad_norm": grad_norm, "actor/lr": lr}
         if self._algo.has_entropy_bonus:
             metrics["actor/entropy_coef"] = coefs.entropy
         if self._adapts_kl:
@@ -227,7 +227,7 @@ class HFPolicy(Learner[TokenStats]):
 
     def _backward(
         self, samples: Sequence[Trajectory], counts: Counts, micro_batches: int, coefs: Coefs
-    ) -> tuple[dict[str, Tensor], _Tokens]:
+    ) -> tuple[dict[str, Tensor], TokenResults]:
         """Accumulates the gradient of one micro-batch; returns sums over its tokens, and per-token results."""
         algo, device = self._algo, self._responses.device
         behaviour_logps = to_device(padded([s.logps for s in samples]), device)
@@ -266,27 +266,19 @@ class HFPolicy(Learner[TokenStats]):
                 loss.backward()
 
         with torch.no_grad():
-            high, low, dual = clipped_tokens(logps, old_logps, advantages, mask, **bounds, ratio_of=self._ratio_of)
-            probabilities = logps.exp()
             fresh = mask & to_device(padded([s.fresh for s in samples]), device)
-            weighed, at_bound = _clippable(fresh, mask, advantages, high | low | dual, algo.per_sequence)
-            totals = {name: value.detach() for name, value in sums.items()} | {
+            of_clipping, clipped = clipping_sums(
+                logps, old_logps, advantages, mask, fresh, algo.per_sequence, **bounds, ratio_of=self._ratio_of
+            )
+            totals = {name: value.detach() for name, value in sums.items()} | of_clipping
+            totals |= {
                 "loss": loss.detach(),
                 "entropy": total(stats.entropy, mask),
-                "prob": total(probabilities, mask),
-                "ppo_kl": total(old_logps - logps, mask),
                 "mismatch_kl": total(kl_penalty(behaviour_logps, logps), fresh),
-                "fresh": fresh.sum(),
-                "fresh_weighed": weighed.sum(),
-                "fresh_clipped": at_bound.sum(),
-                "high": high.sum(),
-                "high_prob": total(probabilities, high),
-                "low": low.sum(),
-                "dual": dual.sum(),
             }
             if self._adapts_kl:
                 totals["kl"], totals["kl_of"] = sample_means(self._kl(samples, logps), mask).sum(), mask.any(-1).sum()
-            return totals | corrected, _Tokens(logps.detach(), stats.entropy.detach(), _which_bound(high, low, dual))
+            return totals | corrected, TokenResults(logps.detach(), stats.entropy.detach(), clipped)
 
     def _correct(
         self,
@@ -350,71 +342,6 @@ class HFPolicy(Learner[TokenStats]):
         if any("cov_mask" not in sample.columns for sample in samples):
             return {}
         return {"cov_mask": to_device(padded([s["cov_mask"] for s in samples]), self._responses.device)}
-
-    def _summarise(self, totals: Mapping[str, float], tokens: int) -> dict[str, float]:
-        def mean(name: str) -> float:
-            return totals.get(name, 0.0) / tokens
-
-        metrics = {
-            "actor/pg_loss": totals["pg_loss"],
-            "actor/entropy": mean("entropy"),
-            "actor/prob": mean("prob"),
-            "actor/ppo_kl": mean("ppo_kl"),
-            "actor/mismatch_kl": _ratio(totals, "mismatch_kl", "fresh"),
-            "actor/mismatch_clipfrac": _ratio(totals, "fresh_clipped", "fresh_weighed"),
-            "actor/pg_clipfrac": mean("high") + mean("low"),
-            "actor/pg_clipfrac_high": mean("high"),
-            "actor/pg_clipfrac_low": mean("low"),
-            "actor/pg_clipfrac_lower": mean("dual"),
-            "actor/clipped_high_prob": _ratio(totals, "high_prob", "high"),
-        }
-        if "kl_loss" in totals:
-            metrics["actor/kl_loss"] = totals["kl_loss"]
-        if self._adapts_kl:
-            metrics[KL_OF_UPDATE] = _ratio(totals, "kl", "kl_of")
-        if self._algo.positive_lm_coef > 0:
-            metrics["actor/positive_lm_loss"] = totals["lm_loss"]
-        if self._algo.importance_cap is not None:
-            metrics["rollout/is_weight_mean"] = mean("is_weight")
-            metrics["rollout/is_above_cap_share"] = mean("above_cap")
-        if self._algo.off_policy_mask_threshold is not None:
-            metrics["actor/opsm_clipfrac"] = _ratio(totals, "opsm", "opsm_of")
-        return metrics
-
-
-class _Tokens(NamedTuple):
-    """Per-token results of a micro-batch, `[B, T]` each, on the device."""
-
-    train_logps: Tensor
-    entropies: Tensor
-    clipped: Tensor
-
-    def split(self, lengths: Sequence[int]) -> list[Mapping[str, Array]]:
-        """The results of each sample, without padding."""
-        rows = {name: of_batch.cpu().numpy() for name, of_batch in self._asdict().items()}
-        return [{name: row[i, :n] for name, row in rows.items()} for i, n in enumerate(lengths)]
-
-
-def _ratio(totals: Mapping[str, float], part: str, whole: str) -> float:
-    """NaN if the whole is 0."""
-    return totals[part] / totals[whole] if totals.get(whole) else math.nan
-
-
-def _clippable(
-    fresh: Tensor, mask: Tensor, advantages: Tensor, clipped: Tensor, per_sequence: bool
-) -> tuple[Tensor, Tensor]:
-    """Masks of what has an advantage and comes from the weights at the beginning of the step, and of what of it is
-    clipped: tokens, or, if `per_sequence`, whole samples."""
-    weighed = fresh & (advantages != 0)
-    if per_sequence:
-        weighed = weighed.any(-1) & (fresh == mask).all(-1)
-        clipped = clipped.any(-1)
-    return weighed, weighed & clipped
-
-
-def _which_bound(high: Tensor, low: Tensor, dual: Tensor) -> Tensor:
-    """The codes of the column `clipped`."""
-    return (high.to(torch.int8) + 2 * low.to(torch.int8) + 3 * dual.to(torch.int8)).to(torch.int8)
 
 
 def _inputs(samples: Sequence[Trajectory], stats: TokenStats) -> dict[str, Tensor]:
