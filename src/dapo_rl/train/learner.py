@@ -18,13 +18,12 @@ from torch import Tensor
 from dapo_rl.base.quote import one_line
 from dapo_rl.config import TrainSettings
 from dapo_rl.errors import NonFiniteError, UserError
-from dapo_rl.memory.one_gpu import MOST_TOKENS
 from dapo_rl.models.finite import not_finite
 from dapo_rl.models.response_logps import ResponsePass
 from dapo_rl.models.save import HostCopy, weight_difference, why_no_copy
 from dapo_rl.train.gradient_buffers import Gradients
 from dapo_rl.train.loss_denominators import Counts
-from dapo_rl.train.micro_batches import packed_batches, padded_batches
+from dapo_rl.train.micro_batches import packed_batches, padded_batches, tokens_that_fit
 from dapo_rl.train.optimizer import build_optimizer, set_learning_rate
 from dapo_rl.types import FloatArray, Trajectory
 
@@ -73,7 +72,7 @@ class Learner(Generic[Stats]):
         self.save_note = reason and f"each checkpoint stops the run until it is written: {reason}"
         """A note for the user if checkpoints are not written in the background."""
         if fill_memory and next(model.parameters()).is_cuda:
-            self._token_budget = max(token_budget, self._tokens_that_fit())
+            self._token_budget = max(token_budget, tokens_that_fit(model, self._responses.bytes_per_token))
 
     @property
     def note(self) -> str | None:
@@ -204,16 +203,6 @@ class Learner(Generic[Stats]):
         copied = weights * (1 if self._synced is None else 2) + moments
         taken = 0 if parameters[0].is_cuda else copied + 4 * trained
         return why_no_copy(self.copies * copied, self.copies * taken)
-
-    def _tokens_that_fit(self) -> int:
-        """The tokens that fit into a third of the GPU memory left after gradients and moments: large micro-batches are
-        faster."""
-        free: int = torch.cuda.mem_get_info()[0]
-        trained: int = sum(parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad)
-        try:
-            return min(max(free - 12 * trained, 0) // 3 // self._responses.bytes_per_token(), MOST_TOKENS)
-        except torch.OutOfMemoryError:
-            return 0
 
     def _micro_batches(self, samples: Sequence[Trajectory]) -> list[list[int]]:
         split = packed_batches if self._responses.packed else padded_batches

@@ -1,10 +1,14 @@
-"""Splits the samples of an optimizer step into micro-batches by their number of tokens."""
+"""Splits the samples of an optimizer step into micro-batches by their number of tokens, or by what a GPU holds."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+import torch
+from torch import nn
+
+from dapo_rl.memory.one_gpu import MOST_TOKENS
 from dapo_rl.types import Trajectory
 
 
@@ -73,3 +77,14 @@ def padded_batches(samples: Sequence[Trajectory], budget: int) -> list[list[int]
             batches.append([i])
             prompt_width, response_width = len(samples[i].prompt_ids), len(samples[i].token_ids)
     return batches
+
+
+def tokens_that_fit(model: nn.Module, bytes_per_token: Callable[[], int]) -> int:
+    """The tokens that fit into a third of the GPU memory left after gradients and moments: large micro-batches are
+    faster. `bytes_per_token` measures what one takes."""
+    free: int = torch.cuda.mem_get_info()[0]
+    trained: int = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    try:
+        return min(max(free - 12 * trained, 0) // 3 // bytes_per_token(), MOST_TOKENS)
+    except torch.OutOfMemoryError:
+        return 0
