@@ -11,7 +11,7 @@ import transformers
 
 from dapo_rl.engines.native.slots import SlotState
 from dapo_rl.models.attention import attending
-from dapo_rl.models.kernels.inference import fuse
+from dapo_rl.models.kernels.fuse_inference import fuse
 
 pytest.importorskip("triton")
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

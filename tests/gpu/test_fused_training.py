@@ -23,7 +23,7 @@ if not (torch.cuda.is_available() or INTERPRETED):
 from support import train_sample  # noqa: E402
 
 from dapo_rl.cluster.fsdp import ShardedLogps  # noqa: E402
-from dapo_rl.models.kernels.training import TrainingFusion  # noqa: E402
+from dapo_rl.models.kernels.fuse_training import TrainingFusion  # noqa: E402
 from dapo_rl.models.recompute import recomputing  # noqa: E402
 
 pytestmark = pytest.mark.gpu

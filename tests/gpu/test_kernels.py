@@ -19,7 +19,7 @@ if not (torch.cuda.is_available() or INTERPRETED):
 
 from dapo_rl.engines.native import kernels  # noqa: E402
 from dapo_rl.models.kernels import decode_ops  # noqa: E402
-from dapo_rl.models.kernels.gated import gated  # noqa: E402
+from dapo_rl.models.kernels.gated_mlp import gated  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")

@@ -16,7 +16,7 @@ if not (torch.cuda.is_available() or INTERPRETED):
     pytest.skip("neither a CUDA GPU nor Triton's interpreter", allow_module_level=True)
 
 from dapo_rl.models.chunked_lm_head import token_logps  # noqa: E402
-from dapo_rl.models.kernels.gated import gated_product  # noqa: E402
+from dapo_rl.models.kernels.gated_mlp import gated_product  # noqa: E402
 from dapo_rl.models.kernels.gather import read_rows  # noqa: E402
 from dapo_rl.models.kernels.joint_linear import joint_linear  # noqa: E402
 from dapo_rl.models.kernels.norm import add_and_norm  # noqa: E402

@@ -20,7 +20,7 @@ from dapo_rl.models.response_logps import ResponseLogps, ResponsePass, TokenStat
 from dapo_rl.models.values import ResponseValues, TokenValues
 
 if TYPE_CHECKING:
-    from dapo_rl.models.kernels.training import TrainingFusion
+    from dapo_rl.models.kernels.fuse_training import TrainingFusion
 
 Stats = TypeVar("Stats", TokenStats, TokenValues)
 
@@ -80,7 +80,7 @@ class ShardedPass(ResponsePass[Stats]):
 
     def _find_fusion(self) -> TrainingFusion:
         """Tries what can be fused, in a forward pass of its own: it gathers the parameters of a layer at a time."""
-        from dapo_rl.models.kernels.training import TrainingFusion
+        from dapo_rl.models.kernels.fuse_training import TrainingFusion
 
         layers = _LayersInTurn(self._sharded)
 

@@ -27,7 +27,7 @@ from dapo_rl.objectives.kl import entropy_from_logits
 from dapo_rl.types import KEPT_IDS, IntArray, Trajectory
 
 if TYPE_CHECKING:
-    from dapo_rl.models.kernels.training import TrainingFusion
+    from dapo_rl.models.kernels.fuse_training import TrainingFusion
 
 
 class TokenStats(NamedTuple):
@@ -192,7 +192,7 @@ class ResponsePass(ABC, Generic[Stats]):
         return self._find_fusion()
 
     def _find_fusion(self) -> TrainingFusion:
-        from dapo_rl.models.kernels.training import TrainingFusion
+        from dapo_rl.models.kernels.fuse_training import TrainingFusion
 
         return TrainingFusion(self._model, self.device, self._dtype)
 

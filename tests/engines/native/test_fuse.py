@@ -16,9 +16,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.engines.native.model_runner import next_logits
-from dapo_rl.models.kernels.inference import fuse
-from dapo_rl.models.kernels.inference_linears import can_prepack
-from dapo_rl.models.kernels.recognise import FusedModule, Handed, can_join, with_global
+from dapo_rl.models.kernels.fuse_inference import fuse
+from dapo_rl.models.kernels.fuse_linears import can_prepack
+from dapo_rl.models.kernels.module_patterns import FusedModule, Handed, can_join, with_global
 from dapo_rl.models.packing import pack
 
 SMALL = {
@@ -436,7 +436,7 @@ def test_what_a_processor_cannot_put_in_order_is_not_prepacked(monkeypatch):
     def refuse(*_):
         raise RuntimeError("bf16 path needs the cpu support avx512")
 
-    monkeypatch.setattr("dapo_rl.models.kernels.inference_linears._in_order", refuse)
+    monkeypatch.setattr("dapo_rl.models.kernels.fuse_linears._in_order", refuse)
     assert not can_prepack(weight)
 
 

@@ -29,8 +29,8 @@ from dapo_rl.engines.protocol import Completion, Engine, EngineInputs, Request
 from dapo_rl.engines.stopping import stop_token_ids
 from dapo_rl.errors import UserError
 from dapo_rl.models.device import quick_products
-from dapo_rl.models.kernels.inference import Fused, fuse
-from dapo_rl.models.kernels.inference_linears import can_prepack
+from dapo_rl.models.kernels.fuse_inference import Fused, fuse
+from dapo_rl.models.kernels.fuse_linears import can_prepack
 from dapo_rl.models.load import take_over
 from dapo_rl.models.reserved_memory import ReservedMemory
 from dapo_rl.models.weights import WeightSource

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from dapo_rl.models.kernels.recognise import Change, FusedModule, Handed, agree, can_join, random_like
+from dapo_rl.models.kernels.module_patterns import Change, FusedModule, Handed, agree, can_join, random_like
 
 _ROWS = 128
 """The number of rows that prepacked weights are optimised for; any number works."""

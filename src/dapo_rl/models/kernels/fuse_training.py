@@ -19,10 +19,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
-from dapo_rl.models.kernels.gated import gated_product
+from dapo_rl.models.kernels.gated_mlp import gated_product
 from dapo_rl.models.kernels.joint_linear import joint_linear
-from dapo_rl.models.kernels.norm import add_and_norm
-from dapo_rl.models.kernels.recognise import (
+from dapo_rl.models.kernels.module_patterns import (
     ROTARY,
     Handed,
     activation_of,
@@ -38,6 +37,7 @@ from dapo_rl.models.kernels.recognise import (
     stacks_of,
     with_global,
 )
+from dapo_rl.models.kernels.norm import add_and_norm
 from dapo_rl.models.kernels.rotary import rotated
 from dapo_rl.models.recompute import forwards_replaced
 

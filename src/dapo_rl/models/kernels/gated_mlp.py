@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from triton import cdiv, next_power_of_2
 
-from dapo_rl.models.kernels.recognise import Activation
+from dapo_rl.models.kernels.module_patterns import Activation
 
 _BLOCK = 1024
 MOST_ROWS = 64

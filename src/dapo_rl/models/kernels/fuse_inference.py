@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from dapo_rl.models.kernels.inference_linears import Join, Prepacked, fuse_head, fuse_projections, prepack_linears
-from dapo_rl.models.kernels.recognise import (
+from dapo_rl.models.kernels.fuse_linears import Join, Prepacked, fuse_head, fuse_projections, prepack_linears
+from dapo_rl.models.kernels.module_patterns import (
     ROTARY,
     Activation,
     Change,
