@@ -111,7 +111,7 @@ def train(
     with quick_imports():
         _quiet_transformers()
         from dapo_rl.runs.directory import new_run_directory
-        from dapo_rl.runs.interrupts import STOPPING
+        from dapo_rl.runs.keyboard_interrupt import STOPPING
         from dapo_rl.trainer import DAPOTrainer
 
     with DAPOTrainer(config=config, run_dir=run or new_run_directory(name)) as trainer:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from dapo_rl.base.lock import YOUNG_S, PrivateDirectory
+from dapo_rl.base.temporary_directory import YOUNG_S, PrivateDirectory
 
 OLD = time.time() - 10 * YOUNG_S
 

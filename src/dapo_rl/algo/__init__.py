@@ -7,7 +7,7 @@ from dapo_rl.objectives.generalized_advantage import adaptive_lambda, decoupled_
 from dapo_rl.objectives.importance import importance_weights
 from dapo_rl.objectives.kl import entropy_from_logits, kl_penalty
 from dapo_rl.objectives.overlong import overlong_reward_shaping, soft_overlong_punishment
-from dapo_rl.objectives.pass_rate import pass_at_k
+from dapo_rl.objectives.pass_at_k import pass_at_k
 
 __all__ = [
     "ClipFractions",

@@ -1,14 +1,11 @@
-"""Directories that only one process at a time uses: those of runs, and temporary ones, which do not stay behind."""
+"""Directories that only one process at a time uses."""
 
 from __future__ import annotations
 
 import errno
 import os
-import shutil
 import socket
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,8 +15,6 @@ if sys.platform != "win32":
     import fcntl
 
 NAME = ".lock"
-YOUNG_S = 60.0
-"""Its owner may not have locked a directory that is younger."""
 _held: set[str] = set()
 """Directories locked by this process; the system's locks work between processes only."""
 
@@ -77,38 +72,3 @@ def _is_still(path: Path, descriptor: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
-
-
-class PrivateDirectory:
-    """A directory with mode 0700, locked by this process until `close`.
-
-    One that a killed process has left behind is removed when the next is made, by the same user and with the same
-    prefix.
-    """
-
-    def __init__(self, prefix: str, parent: Path | None = None) -> None:
-        parent = Path(parent or tempfile.gettempdir())
-        _remove_abandoned(prefix, parent)
-        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
-        self._release: Callable[[], None] = acquire(self.path)
-
-    def close(self, *, keep: bool = False) -> None:
-        """Removes the directory; `keep` leaves that to the next one."""
-        release, self._release = self._release, lambda: None
-        release()
-        if not keep:
-            shutil.rmtree(self.path, ignore_errors=True)
-
-
-def _remove_abandoned(prefix: str, parent: Path) -> None:
-    for path in parent.glob(f"{prefix}*"):
-        try:
-            stat = path.lstat()
-            if stat.st_uid != os.getuid() or not path.is_dir() or path.is_symlink():
-                continue
-            if time.time() - stat.st_mtime < YOUNG_S:
-                continue
-            acquire(path)()
-        except (OSError, UserError):  # it is in use, or gone
-            continue
-        shutil.rmtree(path, ignore_errors=True)

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dapo_rl.base.lock import PrivateDirectory
+from dapo_rl.base.temporary_directory import PrivateDirectory
 from dapo_rl.cluster import ray_guard
 from dapo_rl.cluster.ray_watch import vital_processes
 

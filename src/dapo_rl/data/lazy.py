@@ -15,9 +15,10 @@ from typing import Any
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import one_line, shown
 from dapo_rl.base.saved import Count, Saved, parse_state
+from dapo_rl.data.media import MediaError
 from dapo_rl.data.pass_rate import check_scored
 from dapo_rl.data.prompts import PromptBuilder, PromptSet, Unfit, nothing_left, prompt_set
-from dapo_rl.data.rows import BadRow, MediaError, Row, RowStream
+from dapo_rl.data.rows import BadRow, Row, RowStream
 from dapo_rl.data.stream import REMEDY, Stream, refuse_wrapped, type_name
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt

@@ -21,7 +21,8 @@ from dapo_rl.data import arithmetic, tasks
 from dapo_rl.data.files import SUFFIXES, read_file
 from dapo_rl.data.gym import PREFIX as GYM
 from dapo_rl.data.gym import read_gym
-from dapo_rl.data.rows import BadRow, MediaError, Row, Rows, RowStream, make_row
+from dapo_rl.data.media import MediaError
+from dapo_rl.data.rows import BadRow, Row, Rows, RowStream, make_row
 from dapo_rl.data.source_parameters import check_names
 from dapo_rl.errors import UserError
 

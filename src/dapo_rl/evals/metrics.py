@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dapo_rl.base.json_value import json_value
 from dapo_rl.evals.responses import ResponseFile
-from dapo_rl.objectives.pass_rate import pass_at_k
+from dapo_rl.objectives.pass_at_k import pass_at_k
 from dapo_rl.types import Verdict
 
 RESAMPLES = 10_000

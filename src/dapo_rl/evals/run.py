@@ -18,8 +18,8 @@ from transformers.utils import logging
 from dapo_rl.base.files import atomic_write
 from dapo_rl.base.format import counted
 from dapo_rl.base.lock import acquire
-from dapo_rl.choices import NO_VERIFIER, is_judge
-from dapo_rl.config import Config, ModelSettings
+from dapo_rl.choices import NO_VERIFIER
+from dapo_rl.config import ModelSettings
 from dapo_rl.data import Rows, build_prompts, copies, load_rows, once_each
 from dapo_rl.engines.build import build_engine
 from dapo_rl.engines.custom import vocabulary_of
@@ -31,6 +31,7 @@ from dapo_rl.evals.metrics import ModelMetrics, compare, read_metrics
 from dapo_rl.evals.progress import EvalProgress
 from dapo_rl.evals.protocols import EvalPlan, fingerprint
 from dapo_rl.evals.responses import ResponseFile
+from dapo_rl.evals.resume import SETTINGS, check_same, fingerprint_of_weights, judged_by
 from dapo_rl.evals.sampling import answer
 from dapo_rl.evals.scores import check_scores, write_scores
 from dapo_rl.evals.vote import Voting
@@ -44,7 +45,6 @@ from dapo_rl.models.load import (
     pick_device,
 )
 from dapo_rl.rewards import build_verifier
-from dapo_rl.rewards.judge.judge_file import DECIDING, read_judge
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rollout.build_conversations import build_conversations, longest_episode, prompt_fits
 from dapo_rl.rollout.conversation import Conversations
@@ -52,10 +52,6 @@ from dapo_rl.rollout.environment_failures import check_failures
 from dapo_rl.rollout.policy_answers import longest_question, use_as_judge
 from dapo_rl.rollout.reward_model import load_reward_models
 from dapo_rl.types import Group, Prompt, Trajectory, Verdict
-
-SETTINGS = "settings.json"
-ENDS = 2**20
-"""Bytes at either end of a weights file that go into its fingerprint: training changes all weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +85,7 @@ def evaluate_models(
     config = plan.config
     rows = load_rows(environment_rows(config, config.data.eval or plan.data), key="--data")
     dtype = compute_dtype(config.model, pick_device(config.model.device))
-    settings = plan.settings(str(dtype).removeprefix("torch.")) | {"rows": fingerprint(rows)} | _judged_by(config)
+    settings = plan.settings(str(dtype).removeprefix("torch.")) | {"rows": fingerprint(rows)} | judged_by(config)
     out = out or Path("evals") / f"{_slug(Path(plan.data).stem)}-{_digest(settings)}"
     with _locked(out):
         # Workers are forked from this process, so they must start before any threads or a GPU context.
@@ -139,26 +135,6 @@ def _judges(plan: EvalPlan, out: Path, resources: ExitStack) -> _Judges:
     return _Judges(verifier, resources.enter_context(closing(Voting(config.reward, judged))), environments)
 
 
-def _judged_by(config: Config) -> dict[str, Any]:
-    """What verdicts, samples and episodes depend on in files; the name of a file does not say it."""
-    judges = {
-        each.verifier: read_judge(Path(each.verifier)).model_dump(mode="json", include=set(DECIDING))
-        for each in config.reward.verifiers
-        if is_judge(each.verifier)
-    }
-    code = _digests_of_code(config)
-    return ({"judges": judges} if judges else {}) | ({"code": code} if code else {})
-
-
-def _digests_of_code(config: Config) -> dict[str, str]:
-    """A digest of each file of the user's own functions and classes, by the setting's value."""
-    env = config.env
-    named = [config.engine, *(each.verifier for each in config.reward.verifiers), env.name, env.agent, *env.tools]
-    files = {name: Path(name.rpartition(":")[0]).expanduser() for name in named if name and ".py:" in name}
-    # Where one is missing, what loads it says so.
-    return {name: sha256(file.read_bytes()).hexdigest()[:16] for name, file in files.items() if file.is_file()}
-
-
 def _report(plan: EvalPlan, figures: Sequence[ModelMetrics], settings: dict[str, Any], out: Path) -> dict[str, Any]:
     seed = plan.config.seed
     first, *others = figures
@@ -182,8 +158,8 @@ def _evaluate(
 ) -> None:
     """Completes the responses of one model."""
     directory = _directory(name)
-    settings = {"model": name, "weights": _weights(directory), **settings}
-    _check_same(home, settings)
+    settings = {"model": name, "weights": fingerprint_of_weights(directory), **settings}
+    check_same(home, settings)
     responses = ResponseFile(home)
     if responses.whole:
         responses.tidy()
@@ -276,25 +252,6 @@ def _how(params: SamplingParams) -> str:
     return f"temperature {params.temperature:g}{top_p}, at most {params.max_new_tokens} tokens"
 
 
-def _check_same(home: Path, settings: dict[str, Any]) -> None:
-    """Existing responses must be from the same model, problems and settings."""
-    path = home / SETTINGS
-    if not path.exists():
-        return
-    try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError:
-        before = None
-    if not isinstance(before, dict):
-        raise UserError(f"{path}: cannot be read; remove {home}, or name another --out")
-    settings = json.loads(json.dumps(settings))
-    changed = [key for key in {**before, **settings} if before.get(key) != settings.get(key)]
-    if changed:
-        what = {"weights": "the model's weights", "rows": "the data", "judges": "the judge's file", "code": "your code"}
-        listed = ", ".join(what.get(k, f"{k} {before.get(k)} → {settings.get(k)}") for k in changed[:4])
-        raise UserError(f"{home}: was started with different settings: {listed}; name another --out, or remove it")
-
-
 def _home(out: Path, model: str) -> Path:
     return out / f"{_slug(model)[-48:]}-{_digest(model)}"
 
@@ -307,20 +264,6 @@ def _directory(name: str) -> Path | None:
     if (path / "model" / "config.json").is_file() and not (path / "config.json").exists():
         return path / "model"
     return path if path.is_dir() else None
-
-
-def _weights(directory: Path | None) -> str | None:
-    """A fingerprint of the weights in a directory; None for a model on the hub."""
-    if directory is None:
-        return None
-    digest = sha256()
-    for path in sorted(p for p in directory.iterdir() if p.suffix in (".safetensors", ".bin", ".json", ".gguf")):
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            head = file.read(ENDS)
-            file.seek(max(0, size - ENDS))
-            digest.update(f"{path.name} {size}\n".encode() + head + file.read(ENDS))
-    return digest.hexdigest()[:16]
 
 
 @contextmanager

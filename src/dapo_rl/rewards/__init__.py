@@ -5,8 +5,9 @@ from dapo_rl.rewards.answers import answers_equal, extract_answer, normalize_ans
 from dapo_rl.rewards.build import as_verifier, build_verifier
 from dapo_rl.rewards.combined import CombinedVerifier
 from dapo_rl.rewards.custom import CustomVerifier
+from dapo_rl.rewards.exact import ExactVerifier
 from dapo_rl.rewards.gym import GymVerifier
-from dapo_rl.rewards.math import ExactVerifier, MathVerifier
+from dapo_rl.rewards.math import MathVerifier
 from dapo_rl.rewards.pool import VerifierPool
 
 __all__ = [

@@ -14,11 +14,12 @@ from dapo_rl.config import RewardSettings, WeightedVerifier
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.combined import CombinedVerifier, unique
 from dapo_rl.rewards.custom import SIGNATURES, CustomVerifier, curve_name, signature_of
+from dapo_rl.rewards.exact import ExactVerifier
 from dapo_rl.rewards.gym import GymVerifier
 from dapo_rl.rewards.judge.endpoint import EndpointJudge
 from dapo_rl.rewards.judge.judge_file import read_judge
 from dapo_rl.rewards.judge.policy import PolicyJudge
-from dapo_rl.rewards.math import ExactVerifier, MathVerifier
+from dapo_rl.rewards.math import MathVerifier
 from dapo_rl.rewards.model_verifier import GivenModel, ModelVerifier
 from dapo_rl.rewards.served import MixedVerifier, Served
 from dapo_rl.rewards.validation import limit_of

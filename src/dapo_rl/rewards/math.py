@@ -1,5 +1,4 @@
-"""The verifiers that compare with a ground truth: of mathematics, which judges only the final answer, as in the paper,
-and of the whole response."""
+"""The verifier of mathematics, which compares only the final answer with the ground truth, as in the paper."""
 
 from __future__ import annotations
 
@@ -42,23 +41,6 @@ class MathVerifier:
             return Verdict(wrong, False, "wrong", answer)
         except Exception as error:
             return Verdict(wrong, False, "error", answer, f"{type(error).__name__}: {error}")
-
-
-class ExactVerifier:
-    """Correct if the response, without surrounding white space, is the ground truth."""
-
-    needs_answer = True
-    per_sample = True
-    text_only = True
-
-    def __init__(self, settings: RewardSettings) -> None:
-        self.settings = settings
-
-    def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
-        truth = ground_truth(prompt).strip()
-        right = Verdict(self.settings.correct, True, "correct")
-        wrong = Verdict(self.settings.wrong, False, "wrong")
-        return [right if sample.text.strip() == truth else wrong for sample in samples]
 
 
 def ground_truth(prompt: Prompt) -> str:

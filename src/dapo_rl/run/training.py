@@ -11,12 +11,13 @@ from dapo_rl.base.saved import not_of_this_run
 from dapo_rl.cluster.ray_watch import if_ray_ends
 from dapo_rl.cluster.restart_ranks import Restarts
 from dapo_rl.compat.trl.callbacks import Callbacks
+from dapo_rl.config.warnings import warnings
 from dapo_rl.errors import UserError
 from dapo_rl.run.build import Run
 from dapo_rl.runs.config_file import ConfigFile
 from dapo_rl.runs.directory import NOTHING, LogLength, RunDirectory
 from dapo_rl.runs.error_file import write_failure
-from dapo_rl.runs.interrupts import Interrupts
+from dapo_rl.runs.keyboard_interrupt import Interrupts
 from dapo_rl.runs.notes import NotedDisplay, Notes
 from dapo_rl.runs.resume import check_same_run
 from dapo_rl.runs.trackers import Trackers
@@ -169,20 +170,7 @@ class RunTraining:
         for prompts in (run.train_prompts, run.eval_prompts):
             if prompts is not None and (report := prompts.report()):
                 yield report
-        sampling = run.config.sampling
-        if sampling.truncations and not sampling.keep_mask:
-            given = ", ".join(f"sampling.{name}={value:g}" for name, value in sampling.truncations.items())
-            limit = "" if sampling.top_k else " and sampling.top_k=256"
-            yield (
-                f"{given}: sampling is truncated, "
-                "but the log-probabilities in the loss are those of the full softmax, so the gradient is biased; set "
-                f"sampling.keep_mask=true{limit}, or truncate in evaluation only"
-            )
-        if min(sampling.ahead, sampling.max_staleness) > 1 and run.config.algo.old_policy == "behaviour":
-            yield (
-                f"sampling.ahead={sampling.ahead:g}: samples can be several weight versions old when they are trained "
-                "on, and use up the clip range; set algo.proximal=recomputed algo.importance_cap=2"
-            )
+        yield from warnings(run.config)
         yield from (*run.notes, *self._callbacks.never_called())
 
     def _save(self) -> None:

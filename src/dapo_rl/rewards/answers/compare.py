@@ -13,7 +13,7 @@ from dapo_rl.rewards.answers.extract import MAX_ANSWER_CHARS
 from dapo_rl.rewards.answers.forms import has_operations, last_side, same_form
 from dapo_rl.rewards.answers.normalize import Written, read
 from dapo_rl.rewards.answers.plain_numbers import is_division, plain_number
-from dapo_rl.rewards.answers.shapes import same_equation, same_shape
+from dapo_rl.rewards.answers.sets_and_tuples import same_equation, same_shape
 
 _PROSE = re.compile(r"[A-Za-z ,.'()-]*[A-Za-z]{2}[A-Za-z ,.'()-]*")
 _POINTS = re.compile("[A-Z]{2,4}")

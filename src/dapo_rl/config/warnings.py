@@ -1,0 +1,25 @@
+"""Settings that are allowed, and seldom what the user wants."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dapo_rl.config.settings import RunSettings
+
+
+def warnings(config: RunSettings) -> Iterator[str]:
+    """Shown at the start of a run."""
+    sampling = config.sampling
+    if sampling.truncations and not sampling.keep_mask:
+        given = ", ".join(f"sampling.{name}={value:g}" for name, value in sampling.truncations.items())
+        limit = "" if sampling.top_k else " and sampling.top_k=256"
+        yield (
+            f"{given}: sampling is truncated, "
+            "but the log-probabilities in the loss are those of the full softmax, so the gradient is biased; set "
+            f"sampling.keep_mask=true{limit}, or truncate in evaluation only"
+        )
+    if min(sampling.ahead, sampling.max_staleness) > 1 and config.algo.old_policy == "behaviour":
+        yield (
+            f"sampling.ahead={sampling.ahead:g}: samples can be several weight versions old when they are trained "
+            "on, and use up the clip range; set algo.proximal=recomputed algo.importance_cap=2"
+        )
