@@ -21,8 +21,8 @@ def refuse_media(where: str, columns: Mapping[str, Any]) -> None:
     for name, value in columns.items():
         if name.lower() == "tools" and _are_tools(value):
             raise MediaError(
-                f"{where}: the column {name!r} has tools, and tools are not supported: a run trains on single "
-                "responses without calls"
+                f"{where}: the column {name!r} has tools, which are not taken from rows; name them in env.tools, and "
+                "remove the column"
             )
         held = value.items() if name == "multi_modal_data" and isinstance(value, Mapping) else [(name, value)]
         for called, thing in held:
