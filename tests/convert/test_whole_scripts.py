@@ -281,6 +281,23 @@ def test_the_fewest_processes_that_give_whole_groups(recipe):
     assert recipe(script, processes=8)[0]["sampling"]["prompts_per_step"] == 4
 
 
+@pytest.mark.parametrize(
+    ("launcher", "prompts", "known"),
+    [
+        ("torchrun --nnodes=2 --nproc_per_node=4", 8, True),
+        ("torchrun --nproc-per-node 4", 4, True),
+        ("torchrun --nnodes $N --nproc_per_node 4", 1, False),
+        ("torchrun --nproc_per_node=gpu", 1, False),
+        ("accelerate launch --num_machines 2 --num_processes 4", 4, True),
+    ],
+)
+def test_torchrun_counts_processes_per_node(recipe, launcher, prompts, known):
+    script = f"{launcher} grpo.py --model_name_or_path m --dataset_name d --reward_funcs accuracy --max_steps 9 "
+    text, rows = recipe(f"{script} --num_generations 8 --per_device_train_batch_size 8")
+    assert text["sampling"]["prompts_per_step"] == prompts
+    assert rows["num_processes"].learns is rows["per_device_train_batch_size"].learns is not known
+
+
 def test_weights_of_reward_models_come_after_those_of_functions(recipe):
     script = "NPROC_PER_NODE=1 swift rlhf --rlhf_type grpo --model m --dataset d --per_device_train_batch_size 8 "
     text, rows = recipe(script + "--reward_funcs accuracy --reward_model a b --reward_weights 0.5 1 1")

@@ -309,4 +309,11 @@ def _launcher(words: Sequence[Word]) -> dict[str, Any]:
         if isinstance(value, list):  # the words between an option and the script
             value = value[0]
         keys["num_processes" if name in ("num_processes", "nproc_per_node") else f"launcher.{name}"] = value
+    if "nproc_per_node" in options:  # of torchrun, which has so many on each node
+        local, nodes = keys["num_processes"], keys.get("launcher.nnodes", 1)
+        if isinstance(local, int) and isinstance(nodes, int):
+            keys["num_processes"] = local * nodes
+        else:
+            text = f"{getattr(local, 'text', local)} on {getattr(nodes, 'text', nodes)} nodes"
+            keys["num_processes"] = UnknownValue(text, "it is not a number in the script")
     return keys

@@ -225,9 +225,10 @@ def _processes(draft: Draft) -> tuple[int, bool]:
     """The number of processes, and whether it is known."""
     if draft.processes is not None:
         return draft.processes, True
-    if draft.has("num_processes", "global_batch_size"):
+    unknown = {name for name, value in draft.keys.items() if isinstance(value, UnknownValue)}
+    if draft.has("global_batch_size") or (draft.has("num_processes") and "num_processes" not in unknown):
         return draft.size("num_processes") or 1, True
-    if draft.has("NPROC_PER_NODE") and not isinstance(draft.keys.get("NNODES"), UnknownValue):
+    if draft.has("NPROC_PER_NODE") and not unknown & {"NPROC_PER_NODE", "NNODES"}:
         return (draft.size("NPROC_PER_NODE") or 1) * (draft.size("NNODES") or 1), True
     return 1, False
 
