@@ -334,6 +334,19 @@ def test_a_grpo_config_as_json(converted):
     assert rows["fsdp"].status == "no counterpart"
 
 
+def test_a_reward_function_that_only_the_script_has_is_asked_for(converted):
+    script = "torchrun --nproc_per_node 1 grpo.py --model_name_or_path m --dataset_name d --beta 0 --max_steps 9"
+    result, _, rows = converted(script)
+    assert [row.key for row in result.changes] == ["(reward function)"]
+    assert "set reward.verifier" in rows["(reward function)"].note
+    _, _, rows = converted(f"{script} --reward_funcs accuracy_reward")
+    assert "(reward function)" not in rows
+    swift = "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model m --dataset d"
+    assert "(reward function)" in converted(swift)[2]
+    for words in ("--reward_model r", "--use_gym_env true --gym_env g"):
+        assert "(reward function)" not in converted(f"{swift} {words}")[2], words
+
+
 def test_every_argument_of_transformers_trainer_is_known():
     names = {field.name for field in dataclasses.fields(TrainingArguments)}
     assert {name for name in names if LIBRARIES["trl"].find(name) is None} == set()

@@ -7,7 +7,7 @@ from typing import Any
 from dapo_rl.convert import shared
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.teacher import swift_teacher
-from dapo_rl.convert.trl import derive_evaluation, derive_rewards, derive_updates, trl_importance
+from dapo_rl.convert.trl import ask_for_reward, derive_evaluation, derive_rewards, derive_updates, trl_importance
 from dapo_rl.convert.turns import swift_turns
 from dapo_rl.errors import UserError
 
@@ -44,6 +44,7 @@ def derive_swift(draft: Draft) -> None:
     _prompts(draft)
     swift_teacher(draft)
     swift_turns(draft)
+    ask_for_reward(draft)
 
 
 def _dynamic_sampling(draft: Draft) -> None:

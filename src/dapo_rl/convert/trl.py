@@ -38,6 +38,7 @@ def derive_trl(draft: Draft) -> None:
     derive_rewards(draft, cache=256, longest=1280)
     _source(draft)
     trl_turns(draft)
+    ask_for_reward(draft)
     uses_lora = bool(draft.value("use_peft"))
     shared.lora(draft, uses_lora, ("lora_r", "lora_rank"), "lora_alpha", "lora_target_modules", 16, switch="use_peft")
 
@@ -343,6 +344,14 @@ def _verifier(draft: Draft, weights: dict[str, float]) -> None:
         note = "no reward but the length penalty; set reward.verifier"
         draft.explain(key, "differs", "overlong.shape: soft", note, True)
     draft.explain("external_plugins", "differs", "reward.verifier", "name your function as file.py:name", bool(unknown))
+
+
+def ask_for_reward(draft: Draft) -> None:
+    """A script can pass its reward functions to the trainer. An environment gives the rewards."""
+    given = ("reward.verifier", "env.name", "env.agent")
+    if not draft.has("reward_funcs") and not any(draft.settings.get(ours) for ours in given):
+        note = "none is named: a script passes it to its trainer; set reward.verifier"
+        draft.add_row("(reward function)", "", "differs", "reward.verifier: math, the default", note, True)
 
 
 _MATH = "1 and 0, by the last Answer: line or \\boxed{}; theirs compares with math-verify"
