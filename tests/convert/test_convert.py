@@ -334,6 +334,15 @@ def test_a_grpo_config_as_json(converted):
     assert rows["fsdp"].status == "no counterpart"
 
 
+def test_one_stop_string_is_a_list(converted):
+    script = "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model m --dataset d --stop_words "
+    assert converted(f"{script} Stop")[1].sampling.stop == ("Stop",)
+    assert converted(f"{script} A B")[1].sampling.stop == ("A", "B")
+    for given, stop in (('"</answer>"', ("</answer>",)), ("null", ()), ('["a"]', ("a",))):
+        text = f'{{"num_generations": 4, "per_device_train_batch_size": 8, "generation_kwargs": {{"stop": {given}}}}}'
+        assert converted(text, "args.json")[1].sampling.stop == stop
+
+
 def test_a_reward_function_that_only_the_script_has_is_asked_for(converted):
     script = "torchrun --nproc_per_node 1 grpo.py --model_name_or_path m --dataset_name d --beta 0 --max_steps 9"
     result, _, rows = converted(script)
