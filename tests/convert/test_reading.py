@@ -169,6 +169,15 @@ def test_values_of_a_command_line_have_types():
     ]  # fmt: skip
 
 
+def test_text_of_a_command_line_is_kept_as_it_is():
+    texts = ["Rule # 1", "a\nb", "Answer: x", "Observation:", "2026-01-31", "1:30", "- a", " x", "\n", "#", "&a"]
+    assert [typed(text) for text in texts] == texts
+    script = "swift rlhf --rlhf_type grpo --system 'One.\nAnswer: 1 # 2' --stop_words 'Observation:' b"
+    keys = read_script(script, "s").keys
+    assert (keys["system"], keys["stop_words"]) == ("One.\nAnswer: 1 # 2", ["Observation:", "b"])
+    assert [typed(text) for text in ("'x'", '" y"', " [1, 2]", "{a: 1}", "")] == ["x", " y", [1, 2], {"a": 1}, None]
+
+
 def test_interpolation():
     keys = {"a.b": "${c}", "c": 4, "a.d": "${.b}", "e": "x${c}y", "f": "${oc.select:g,7}", "h": "${oc.env:HOME,z}"}
     assert interpolated(keys, {}) == {"a.b": 4, "c": 4, "a.d": 4, "e": "x4y", "f": 7, "h": "z"}
