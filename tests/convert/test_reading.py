@@ -210,6 +210,18 @@ def test_a_dictionary_of_hydra_and_a_deleted_key():
     assert (keys["a.b"], "c" in keys, keys["data.x"]) == (1, False, 1)
     assert isinstance(keys["$EXTRA"], UnknownValue)
     assert isinstance(keys["word"], UnknownValue)
+    script = "python3 -m verl.trainer.main_ppo a.b=1 a.c=2 ~a.b=1 ~a.d=1"
+    keys = read_script(script, "s").keys
+    assert dict(keys) == {"a.c": 2}
+
+
+def test_an_override_takes_the_place_of_a_section_of_the_file(tmp_path):
+    (tmp_path / "a.yaml").write_text(
+        "gconfig: {n_samples: 4}\nactor: {path: m, reward_norm: {mean_level: group}}\ncritic: {path: m}\n"
+    )
+    script = "python3 x.py --config a.yaml gconfig.n_samples=8 gconfig='{top_p: 0.5}' critic=null ~actor.reward_norm"
+    keys = read_script(script, "s", tmp_path).keys
+    assert dict(keys) == {"gconfig.n_samples": 8, "gconfig.top_p": 0.5, "actor.path": "m", "critic": None}
 
 
 @pytest.mark.slow

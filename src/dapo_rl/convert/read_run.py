@@ -199,7 +199,7 @@ def _of_command(command: ShellCommand, source: str, directory: Path) -> External
         following = texts[at + 1 : at + 2]
         rest = command.words[at + 1 :]
         if _VERL.fullmatch(text):
-            keys = _trainer(text) | _launcher(command.words[:at]) | _overrides(rest)
+            keys = _trainer(text) | _launcher(command.words[:at]) | _overrides(rest, {})
             return ExternalRun("verl", source, interpolated(keys, _environment()))
         is_swift = text.split("/")[-1] in ("swift", "megatron") and following == ["rlhf"]
         if is_swift or _SWIFT.fullmatch(text):
@@ -228,15 +228,17 @@ def _trainer(module: str) -> dict[str, Any]:
 
 def _areal(words: Sequence[Word], source: str, directory: Path) -> ExternalRun:
     """`SCRIPT --config FILE key=value`"""
-    overrides = [word for word in words if _OVERRIDE.fullmatch(word.text)]
-    options = _options([word for word in words if not _OVERRIDE.fullmatch(word.text)])
-    keys = _config_file(options, source, directory) | _overrides(overrides)
+    overrides = [word for word in words if word.text.startswith("~") or _OVERRIDE.fullmatch(word.text)]
+    own = set(overrides)
+    options = _options([word for word in words if word not in own])
+    keys = _overrides(overrides, _config_file(options, source, directory))
     return ExternalRun("areal", source, interpolated(keys, _environment()))
 
 
-def _overrides(words: Sequence[Word]) -> dict[str, Any]:
-    """Hydra's `key=value`, `+key=value`, `++key=value` and `~key`."""
+def _overrides(words: Sequence[Word], file: Mapping[str, Any]) -> dict[str, Any]:
+    """Hydra's `key=value`, `+key=value`, `++key=value`, `~key` and `~key=value`, on top of the settings of a file."""
     keys: dict[str, Any] = {}
+    replaced = set()
     option = ""
     for word in words:
         if option:
@@ -246,15 +248,24 @@ def _overrides(words: Sequence[Word]) -> dict[str, Any]:
         elif word.text.startswith("--config") and "=" in word.text:
             name, _, value = word.text.partition("=")
             keys[name] = value
-        elif match := _OVERRIDE.fullmatch(word.text):
-            keys[match[2].replace("/", ".")] = _value(word, match[3])
+        elif (match := _OVERRIDE.fullmatch(word.text)) and match[1] != "~":
+            keys[name := match[2].replace("/", ".")] = value = _value(word, match[3])
+            if not isinstance(value, dict):  # a mapping is merged
+                replaced.add(name)
         elif word.unknown:
             keys[word.text] = UnknownValue(word.text, word.unknown)
         elif word.text.startswith("~"):
-            keys.pop(word.text[1:], None)
+            keys.pop(name := word.text[1:].partition("=")[0], None)
+            replaced.add(name)
         elif word.text.strip():
             keys[word.text] = UnknownValue(word.text, "it is not written key=value")
-    return _flat(keys)
+    return {key: value for key, value in file.items() if replaced.isdisjoint(_sections(key))} | _flat(keys)
+
+
+def _sections(key: str) -> list[str]:
+    """A key, and the sections that it is in."""
+    parts = key.split(".", 12)
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
 def _value(word: Word, text: str) -> Any:
