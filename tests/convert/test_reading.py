@@ -236,6 +236,12 @@ def test_an_override_takes_the_place_of_a_section_of_the_file(tmp_path):
             "python -m verl.trainer.fsdp_sft_trainer a=b",
             "supervised fine-tuning (verl.trainer.fsdp_sft_trainer)",
         ),
+        (
+            "a.sh",
+            "accelerate launch examples/scripts/dpo_vlm.py --beta 0.1",
+            "learning from preferences (dpo_vlm.py): not",
+        ),
+        ("a.sh", "python sft.py --config a.yaml", "supervised fine-tuning (sft.py): not supported"),
         ("a.yaml", "run: echo hello\n", "no training command of verl, TRL, ms-swift or AReaL in it"),
         ("a.sh", "echo 'x", "a quote is not closed"),
         ("a.sh", 'echo "x', "a quote is not closed"),

@@ -29,10 +29,10 @@ _VERL = re.compile(
 )
 _SWIFT = re.compile(r"(\S*/)?swift/cli/(_megatron/)?rlhf\.py")
 _OTHERS = (
-    (r"\b(swift|megatron|trl) (sft|pt)\b|\bverl\.trainer\.\w*sft\w*", "SFT"),
-    (r"\b(swift|trl) (dpo|kto|orpo|cpo)\b", "PREFERENCES"),
-    (r"\btrl reward\b", "REWARD_MODELS"),
-    (r"\btrl gkd\b", "TEACHER"),
+    (r"\b(swift|megatron|trl) (sft|pt)\b|\bverl\.trainer\.\w*sft\w*|\bsft(_\w+)?\.py\b", "SFT"),
+    (r"\b(swift|trl) (dpo|kto|orpo|cpo)\b|\b(online_)?(dpo|kto|bco|orpo|cpo|xpo)(_\w+)?\.py\b", "PREFERENCES"),
+    (r"\btrl reward\b|\breward_modeling\.py\b", "REWARD_MODELS"),
+    (r"\btrl gkd\b|\bgkd(_\w+)?\.py\b", "TEACHER"),
 )
 """Commands that train in another way."""
 _OF_SERVER = ("multi_turn_scheduler", "use_gym_env", "gym_env", "agent_template", "max_turns")
@@ -213,7 +213,8 @@ def _of_command(command: ShellCommand, source: str, directory: Path) -> External
                 return run
         if text.split("/")[-1] == "trl" and following == ["grpo"]:
             return ExternalRun("trl", source, _flags(rest[1:], source, directory))
-        if text.endswith(".py") and any(re.match(r"--(num_generations|config|loss_type|beta)\b", w.text) for w in rest):
+        is_grpo = any(re.match(r"--(num_generations|config|loss_type|beta)\b", word.text) for word in rest)
+        if text.endswith(".py") and is_grpo and not _other_training(command):
             keys = _launcher(command.words[:at]) | _flags(rest, source, directory)
             return ExternalRun("trl", source, keys)
     return None
