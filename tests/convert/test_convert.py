@@ -147,7 +147,7 @@ def test_areal_scales_rewards_and_the_penalty(converted):
     assert (config.sampling.dynamic, config.sampling.dynamic_batch) == (True, True)
     assert (config.sampling.prompts_per_step, config.sampling.group_size) == (256, 4)
     assert (config.algo.clip_high, config.algo.clip_ratio_c, config.algo.normalize) == (0.28, 3, "group")
-    assert config.train.steps == 291  # 7473 × 10 / 256, rounded down
+    assert config.train.steps == 290  # 10 × 29, since 7473 / 256 is rounded down
     assert config.train.warmup_steps == 1
     changed = {row.key for row in result.changes}
     assert {"actor.adv_norm.std_level", "rollout.max_head_offpolicyness"} <= changed
@@ -332,6 +332,12 @@ def test_a_grpo_config_as_json(converted):
     assert (config.sampling.prompts_per_step, config.train.steps, config.train.lr) == (4, 3, 2e-6)
     assert config.sampling.stop == ("\n",)
     assert rows["fsdp"].status == "no counterpart"
+
+
+@pytest.mark.parametrize(("rows", "steps"), [(7473, 105), (2047, 15), (1024, 15), (100, 1)])
+def test_rows_that_do_not_fill_a_batch_are_no_steps(converted, rows, steps):
+    words = "data.train_batch_size=1024 algorithm.adv_estimator=grpo trainer.total_epochs=15"
+    assert converted(verl(words), prompts=rows)[1].train.steps == steps
 
 
 def test_one_stop_string_is_a_list(converted):
