@@ -178,6 +178,12 @@ def test_text_of_a_command_line_is_kept_as_it_is():
     assert [typed(text) for text in ("'x'", '" y"', " [1, 2]", "{a: 1}", "")] == ["x", " y", [1, 2], {"a": 1}, None]
 
 
+def test_an_apostrophe_in_double_quotes_closes_nothing():
+    script = "A=\"$(echo \"it's\")\"\nB=$(cd \"$(dirname '(')\" && pwd)\nrun 'x' $(echo '(')y"
+    assert words(script)[:2] == ["run", "x"]
+    assert len(words(script)) == 3
+
+
 def test_interpolation():
     keys = {"a.b": "${c}", "c": 4, "a.d": "${.b}", "e": "x${c}y", "f": "${oc.select:g,7}", "h": "${oc.env:HOME,z}"}
     assert interpolated(keys, {}) == {"a.b": 4, "c": 4, "a.d": 4, "e": "x4y", "f": 7, "h": "z"}
