@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from dapo_rl.cli import app
 from dapo_rl.config import Config
 from dapo_rl.config.peers import LIBRARIES
-from dapo_rl.convert.read_run import read_run, read_words
+from dapo_rl.convert.read_run import read_run, read_script, read_words
 from dapo_rl.convert.write_recipe import convert_run
 from dapo_rl.errors import UserError
 
@@ -498,6 +498,11 @@ def test_a_command_line_and_its_config_file(tmp_path, monkeypatch):
     assert convert_run(run).settings["sampling.prompts_per_step"] == 4
     with pytest.raises(UserError, match=r"--config 'd.yaml' is not a file here"):
         read_words(["trl", "grpo", "--config", "d.yaml"])
+    for command in ("trl grpo --config $D/c.yaml", "python3 rl.py --config=$D/c.yaml gconfig.n_samples=2"):
+        with pytest.raises(
+            UserError, match=r"--config: '\$D/c.yaml' is not known \(\$D is not set in the script\); convert"
+        ):
+            read_script(command, "run.sh")
     Path("a.yaml").write_text(published.AREAL)
     run = read_words(["python3", "-m", "areal.launcher.local", "x.py", "--config", "a.yaml", "gconfig.n_samples=6"])
     assert (run.library, run.keys["actor.reward_norm.group_size"]) == ("areal", 6)

@@ -301,6 +301,9 @@ def _options(words: Sequence[Word]) -> dict[str, Any]:
 
 def _config_file(options: Mapping[str, Any], source: str, directory: Path) -> dict[str, Any]:
     name = options.get("config")
+    if isinstance(name, UnknownValue):
+        why = f"{shown(name.text)} is not known ({name.why}); convert that file itself"
+        raise UserError(f"{source}: --config: {why}")
     if not isinstance(name, str):
         return {}
     # Scripts name files relative to the root of their repository.
