@@ -271,6 +271,20 @@ def test_ms_swift_with_megatron_counts_completions_in_the_global_batch(recipe):
     assert not [row for row in rows.values() if row.learns]
 
 
+def test_megatron_has_defaults_of_its_own(recipe, tmp_path):
+    script = "NPROC_PER_NODE=8 megatron rlhf --rlhf_type grpo --model m --dataset d --train_iters 10"
+    text, rows = recipe(script)
+    assert ("lora" in text["model"], text["train"]["lr"], text["sampling"]["prompts_per_step"]) == (False, 1e-5, 2)
+    text, rows = recipe(f"{script} --train_type lora")
+    assert (text["model"]["lora"]["rank"], text["train"]["lr"], "tuner_type" in rows) == (8, 1e-4, False)
+    # A file for Ray has sections, also where a command names it.
+    (tmp_path / "ray.yaml").write_text(
+        "model: m\ntrain: {tuner_type: lora, lora_rank: 4, gpus: 8}\nrollout: {gpus: 8}\n"
+    )
+    text, rows = recipe(f"{script} --use_ray --config ray.yaml")
+    assert (text["model"]["lora"]["rank"], rows["lora_rank"].here) == (4, "model.lora.rank: 4")
+
+
 def test_the_fewest_processes_that_give_whole_groups(recipe):
     script = "trl grpo --model_name_or_path m --dataset_name d --num_generations 8 --per_device_train_batch_size 4"
     text, rows = recipe(script)

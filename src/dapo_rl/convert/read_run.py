@@ -174,9 +174,16 @@ def _of_keys(keys: dict[str, Any], source: str) -> ExternalRun:
     library = _recognised(keys)
     if library is None:
         raise UserError(f"{source}: not a file of verl, TRL, ms-swift or AReaL: none of their settings is in it")
-    if library == "ms-swift":  # its files for Ray have sections for the processes
-        keys = {key.removeprefix("train."): value for key, value in keys.items()}
+    keys = _of_swift(keys) if library == "ms-swift" else keys
     return ExternalRun(library, source, interpolated(keys, _environment()), is_complete=True)
+
+
+def _of_swift(flat: Mapping[str, Any], is_megatron: bool = False) -> dict[str, Any]:
+    """Files of ms-swift for Ray have sections for the processes, and Megatron has defaults of its own."""
+    keys = {key.removeprefix("train."): value for key, value in flat.items()}
+    if not is_megatron and "global_batch_size" not in keys:
+        return keys
+    return {"global_batch_size": 16} | ({} if "train_type" in keys else {"tuner_type": "full"}) | keys
 
 
 def _recognised(keys: Mapping[str, Any]) -> str | None:
@@ -204,7 +211,8 @@ def _of_command(command: ShellCommand, source: str, directory: Path) -> External
         is_swift = text.split("/")[-1] in ("swift", "megatron") and following == ["rlhf"]
         if is_swift or _SWIFT.fullmatch(text):
             seen = {name: _value(value, value.text) for name in _SEEN if (value := command.variables.get(name))}
-            return ExternalRun("ms-swift", source, seen | _flags(rest[is_swift:], source, directory))
+            keys = seen | _of_swift(_flags(rest[is_swift:], source, directory), "megatron" in text)
+            return ExternalRun("ms-swift", source, keys)
         if text.startswith("areal.") or (text.endswith(".py") and any("areal" in other for other in texts)):
             return _areal(rest, source, directory)
         if text.endswith(".py") and any(_OVERRIDE.fullmatch(word.text) for word in rest):
