@@ -277,6 +277,8 @@ def test_megatron_has_defaults_of_its_own(recipe, tmp_path):
     assert ("lora" in text["model"], text["train"]["lr"], text["sampling"]["prompts_per_step"]) == (False, 1e-5, 2)
     text, rows = recipe(f"{script} --train_type lora")
     assert (text["model"]["lora"]["rank"], text["train"]["lr"], "tuner_type" in rows) == (8, 1e-4, False)
+    text, rows = recipe(f"{script} --steps_per_generation 2 --lr_warmup_iters 5")
+    assert (text["train"]["warmup_steps"], rows["lr_warmup_iters"].here) == (3, "train.warmup_steps: 3")
     # A file for Ray has sections, also where a command names it.
     (tmp_path / "ray.yaml").write_text(
         "model: m\ntrain: {tuner_type: lora, lora_rank: 4, gpus: 8}\nrollout: {gpus: 8}\n"

@@ -249,11 +249,12 @@ def _lengths(draft: Draft) -> None:
     else:
         draft.unused("-1: num_train_epochs counts", "max_steps")
         shared.steps_from_epochs(draft, "num_train_epochs")
-    ratio, warmup = draft.number("warmup_ratio"), draft.number("warmup_steps") or 0
+    ratio, warmup = draft.number("warmup_ratio"), draft.number("lr_warmup_iters", "warmup_steps") or 0
     share = warmup if 0 < warmup < 1 else ratio if ratio and not warmup else None
     if share is None:
         steps = math.ceil(warmup / per_step)
-        draft.put("train.warmup_steps", steps, "warmup_steps", note=f"{warmup:g} updates / {per_step} per step")
+        note = f"{warmup:g} updates / {per_step} per step"
+        draft.put("train.warmup_steps", steps, "warmup_steps", "lr_warmup_iters", note=note)
         draft.unused("warmup_steps counts" if warmup else "no warm-up", "warmup_ratio")
         return
     note = f"{share:g} of {draft.settings.get('train.steps')} steps"
