@@ -340,6 +340,16 @@ def test_rows_that_do_not_fill_a_batch_are_no_steps(converted, rows, steps):
     assert converted(verl(words), prompts=rows)[1].train.steps == steps
 
 
+def test_rloo_of_swift_has_its_kl_penalty_in_the_reward(converted):
+    script = "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model m --dataset d --reward_funcs accuracy --max_steps 9"
+    result, config, _ = converted(f"{script} --advantage_estimator rloo")
+    assert (config.algo.normalize, config.algo.kl_coef) == ("leave-one-out", 0.04)
+    assert [row.key for row in result.changes] == ["(kl_in_reward)"]
+    for words in ("--beta 0", "--kl_in_reward false"):
+        assert not converted(f"{script} --advantage_estimator rloo {words}")[0].changes
+    assert not converted(script)[0].changes
+
+
 def test_one_stop_string_is_a_list(converted):
     script = "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model m --dataset d --stop_words "
     assert converted(f"{script} Stop")[1].sampling.stop == ("Stop",)
