@@ -489,6 +489,9 @@ def test_lora_has_the_defaults_of_its_library(converted):
     _, config, _ = converted("swift rlhf --rlhf_type grpo --model m --per_device_train_batch_size 8 --dataset d")
     assert config.model.lora.rank == 8
     assert config.train.lr == 1e-4
+    # args.json of ms-swift, and the files of AReaL, have a list.
+    text = '{"rlhf_type": "grpo", "tuner_type": "lora", "target_modules": ["all-linear"], "num_generations": 1}'
+    assert converted(text, "args.json")[1].model.lora.targets == "all-linear"
 
 
 def test_two_names_of_one_setting_must_agree(converted):

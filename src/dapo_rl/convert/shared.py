@@ -107,7 +107,7 @@ def lora(
         if draft.has(key) or key in draft.library.defaults:
             draft.put(ours, draft.value(key), key)
     chosen = draft.value(targets)
-    if chosen is not None and chosen != "all-linear":
+    if chosen not in (None, "all-linear", ["all-linear"]):
         draft.put("model.lora.targets", chosen if isinstance(chosen, list) else [chosen], targets)
 
 
