@@ -350,6 +350,18 @@ def test_rloo_of_swift_has_its_kl_penalty_in_the_reward(converted):
     assert not converted(script)[0].changes
 
 
+@pytest.mark.parametrize("name", ["run.sh", "args.yaml"])
+def test_eval_strategy_no_evaluates_nothing(converted, name):
+    words = {"num_generations": 8, "dataset_name": "d", "dataset_test_split": "test", "eval_strategy": "no"}
+    text = "trl grpo" + "".join(f" --{key} {word}" for key, word in words.items())
+    text = "".join(f"{key}: {word}\n" for key, word in words.items()) if name == "args.yaml" else text
+    _, config, rows = converted(text, name)
+    assert (config.data.eval, config.eval.samples) == (None, 1)
+    assert rows["eval_strategy"].note.startswith("no: only before the first step")
+    _, config, _ = converted(text.replace(" no", " steps"), name)
+    assert config.data.eval is not None
+
+
 def test_one_stop_string_is_a_list(converted):
     script = "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model m --dataset d --stop_words "
     assert converted(f"{script} Stop")[1].sampling.stop == ("Stop",)

@@ -27,6 +27,8 @@ _MATH_REWARDS = ("accuracy", "accuracy_reward", "math", "gsm8k")
 """Their reward functions for mathematics, which give 1 and 0."""
 _OF_TRL = ("reasoning_accuracy_reward", "think_format_reward")
 """Functions of TRL that run here as they are, where TRL is installed."""
+_NEVER = (None, False, "no")
+"""No evaluation; YAML reads `no` as false."""
 _OVERLONG = ("soft_overlong", "get_soft_overlong_punishment")
 
 
@@ -46,7 +48,7 @@ def derive_trl(draft: Draft) -> None:
 def derive_evaluation(draft: Draft) -> None:
     """Held-out prompts are sampled like the training prompts, as often as `num_generations_eval` says."""
     samples = draft.size("num_generations_eval")
-    if samples is None and draft.value("eval_strategy", "evaluation_strategy") in (None, "no"):
+    if samples is None and draft.value("eval_strategy", "evaluation_strategy") in _NEVER:
         draft.unused("null, and nothing is evaluated", "num_generations_eval")
         return
     draft.put("eval.samples", samples or draft.settings["sampling.group_size"], "num_generations_eval")
@@ -73,7 +75,7 @@ def derive_updates(draft: Draft) -> None:
     for key, ours in (("save_steps", "checkpoint.every"), ("eval_steps", "eval.every")):
         _interval(draft, key, ours)
     for key in ("eval_strategy", "evaluation_strategy"):
-        note = "no: only before the first step and after the last" if draft.value(key) == "no" else ""
+        note = "no: only before the first step and after the last" if draft.value(key) in _NEVER else ""
         draft.explain(key, "default here" if note else "same", "eval.every", note)
 
 
@@ -410,7 +412,7 @@ def _source(draft: Draft) -> None:
     for key in ("dataset_config", "dataset_train_split"):
         draft.explain(key, "same", "data.train")
     split = draft.value("dataset_test_split")
-    if draft.has("dataset_test_split") and draft.value("eval_strategy", "evaluation_strategy") not in (None, "no"):
+    if draft.has("dataset_test_split") and draft.value("eval_strategy", "evaluation_strategy") not in _NEVER:
         config = {"name": parameters["name"]} if parameters["name"] else {}
         draft.put("data.eval", {"source": name, **config, "split": split}, "dataset_test_split")
     else:
