@@ -356,6 +356,7 @@ IRRELEVANT = [
 ]  # fmt: skip
 RELEVANT = [
     *(f"{ROLLOUT}.enable_rollout_routing_replay=True", f"{ACTOR}.router_replay.mode=R2", "--config-name=mine"),
+    "actor_rollout_ref.model.mtp.enable_train=True",
     *("data.shuffle=False", f"{ACTOR}.qat.enable=True", f"+{ACTOR}.optim.override_optimizer_config.x=1"),
 ]  # fmt: skip
 
