@@ -376,6 +376,18 @@ def test_one_gpu_cannot_be_split():
     assert plan.apart is None
 
 
+@pytest.mark.parametrize(("gpus", "engine"), [(8, 8), (4, 4), (3, 3)])
+def test_engines_of_all_gpus_leave_none_to_train_on(gpus, engine):
+    plan = plan_run(Question(small("model.name=Qwen/Qwen2.5-1.5B"), SPECS["h200"], gpus, tensor_parallel=engine))
+    assert [result.way for result in plan.results] == ["rounds", "streaming"]
+    assert plan.problems == (f"asynchronous: an engine of {engine} GPUs leaves none to train on",)
+
+
+def test_separate_gpus_have_whole_engines():
+    plan = plan_run(Question(small("model.name=Qwen/Qwen2.5-1.5B"), SPECS["h200"], 18, tensor_parallel=3))
+    assert plan.apart.layout.rollout_gpus % 3 == 0
+
+
 def test_a_plan_says_that_it_leaves_out_a_policy_that_judges_itself(tmp_path, capsys):
     judge = tmp_path / "own.yaml"
     judge.write_text("endpoint: policy\nprompt: '{response}'\nparse: (x)\n")
