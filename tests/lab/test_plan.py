@@ -24,6 +24,7 @@ from dapo_rl.memory.model_size import KNOWN
 
 IDEAL = Shares(matmul=1.0, bandwidth=1.0, layer_s=0.0, passes=0.0)
 PAPER = "dapo-math-qwen2.5-32b"
+SHORT = ["sampling.max_new_tokens=2048", "overlong.shape=off"]
 
 
 def small(*overrides):
@@ -348,6 +349,13 @@ def test_what_does_not_fit_names_a_remedy():
     narrow = GpuMemory(config, size, SPECS["h800"], Layout(128, tensor_parallel=1))
     assert not narrow.fits
     assert narrow.remedy().endswith("with --tensor-parallel 2 it fits")
+    # Engines divide the GPUs, or dapo plan refuses what was named.
+    for gpus, tensor_parallel, said in (
+        (3, 1, "--gpus 12 --tensor-parallel 4"),
+        (5, 5, "--gpus 10 --tensor-parallel 2"),
+    ):
+        odd = GpuMemory(Config.load(PAPER, SHORT), size, SPECS["h100"], Layout(gpus, tensor_parallel))
+        assert odd.remedy().endswith(f"with {said} it fits")
 
 
 # The plan
