@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from dapo_rl.cli import app
 from dapo_rl.config import Config
 from dapo_rl.config.peers import LIBRARIES
-from dapo_rl.convert.read_run import read_run, read_words
+from dapo_rl.convert.read_run import read_run, read_script, read_words
 from dapo_rl.convert.write_recipe import convert_run
 from dapo_rl.errors import UserError
 
@@ -147,7 +147,7 @@ def test_areal_scales_rewards_and_the_penalty(converted):
     assert (config.sampling.dynamic, config.sampling.dynamic_batch) == (True, True)
     assert (config.sampling.prompts_per_step, config.sampling.group_size) == (256, 4)
     assert (config.algo.clip_high, config.algo.clip_ratio_c, config.algo.normalize) == (0.28, 3, "group")
-    assert config.train.steps == 291  # 7473 × 10 / 256, rounded down
+    assert config.train.steps == 290  # 10 × 29, since 7473 / 256 is rounded down
     assert config.train.warmup_steps == 1
     changed = {row.key for row in result.changes}
     assert {"actor.adv_norm.std_level", "rollout.max_head_offpolicyness"} <= changed
@@ -334,6 +334,56 @@ def test_a_grpo_config_as_json(converted):
     assert rows["fsdp"].status == "no counterpart"
 
 
+@pytest.mark.parametrize(("rows", "steps"), [(7473, 105), (2047, 15), (1024, 15), (100, 1)])
+def test_rows_that_do_not_fill_a_batch_are_no_steps(converted, rows, steps):
+    words = "data.train_batch_size=1024 algorithm.adv_estimator=grpo trainer.total_epochs=15"
+    assert converted(verl(words), prompts=rows)[1].train.steps == steps
+
+
+def test_rloo_of_swift_has_its_kl_penalty_in_the_reward(converted):
+    script = "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model m --dataset d --reward_funcs accuracy --max_steps 9"
+    result, config, _ = converted(f"{script} --advantage_estimator rloo")
+    assert (config.algo.normalize, config.algo.kl_coef) == ("leave-one-out", 0.04)
+    assert [row.key for row in result.changes] == ["(kl_in_reward)"]
+    for words in ("--beta 0", "--kl_in_reward false"):
+        assert not converted(f"{script} --advantage_estimator rloo {words}")[0].changes
+    assert not converted(script)[0].changes
+
+
+@pytest.mark.parametrize("name", ["run.sh", "args.yaml"])
+def test_eval_strategy_no_evaluates_nothing(converted, name):
+    words = {"num_generations": 8, "dataset_name": "d", "dataset_test_split": "test", "eval_strategy": "no"}
+    text = "trl grpo" + "".join(f" --{key} {word}" for key, word in words.items())
+    text = "".join(f"{key}: {word}\n" for key, word in words.items()) if name == "args.yaml" else text
+    _, config, rows = converted(text, name)
+    assert (config.data.eval, config.eval.samples) == (None, 1)
+    assert rows["eval_strategy"].note.startswith("no: only before the first step")
+    _, config, _ = converted(text.replace(" no", " steps"), name)
+    assert config.data.eval is not None
+
+
+def test_one_stop_string_is_a_list(converted):
+    script = "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model m --dataset d --stop_words "
+    assert converted(f"{script} Stop")[1].sampling.stop == ("Stop",)
+    assert converted(f"{script} A B")[1].sampling.stop == ("A", "B")
+    for given, stop in (('"</answer>"', ("</answer>",)), ("null", ()), ('["a"]', ("a",))):
+        text = f'{{"num_generations": 4, "per_device_train_batch_size": 8, "generation_kwargs": {{"stop": {given}}}}}'
+        assert converted(text, "args.json")[1].sampling.stop == stop
+
+
+def test_a_reward_function_that_only_the_script_has_is_asked_for(converted):
+    script = "torchrun --nproc_per_node 1 grpo.py --model_name_or_path m --dataset_name d --beta 0 --max_steps 9"
+    result, _, rows = converted(script)
+    assert [row.key for row in result.changes] == ["(reward function)"]
+    assert "set reward.verifier" in rows["(reward function)"].note
+    _, _, rows = converted(f"{script} --reward_funcs accuracy_reward")
+    assert "(reward function)" not in rows
+    swift = "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model m --dataset d"
+    assert "(reward function)" in converted(swift)[2]
+    for words in ("--reward_model r", "--use_gym_env true --gym_env g"):
+        assert "(reward function)" not in converted(f"{swift} {words}")[2], words
+
+
 def test_every_argument_of_transformers_trainer_is_known():
     names = {field.name for field in dataclasses.fields(TrainingArguments)}
     assert {name for name in names if LIBRARIES["trl"].find(name) is None} == set()
@@ -451,6 +501,9 @@ def test_lora_has_the_defaults_of_its_library(converted):
     _, config, _ = converted("swift rlhf --rlhf_type grpo --model m --per_device_train_batch_size 8 --dataset d")
     assert config.model.lora.rank == 8
     assert config.train.lr == 1e-4
+    # args.json of ms-swift, and the files of AReaL, have a list.
+    text = '{"rlhf_type": "grpo", "tuner_type": "lora", "target_modules": ["all-linear"], "num_generations": 1}'
+    assert converted(text, "args.json")[1].model.lora.targets == "all-linear"
 
 
 def test_two_names_of_one_setting_must_agree(converted):
@@ -470,6 +523,11 @@ def test_a_command_line_and_its_config_file(tmp_path, monkeypatch):
     assert convert_run(run).settings["sampling.prompts_per_step"] == 4
     with pytest.raises(UserError, match=r"--config 'd.yaml' is not a file here"):
         read_words(["trl", "grpo", "--config", "d.yaml"])
+    for command in ("trl grpo --config $D/c.yaml", "python3 rl.py --config=$D/c.yaml gconfig.n_samples=2"):
+        with pytest.raises(
+            UserError, match=r"--config: '\$D/c.yaml' is not known \(\$D is not set in the script\); convert"
+        ):
+            read_script(command, "run.sh")
     Path("a.yaml").write_text(published.AREAL)
     run = read_words(["python3", "-m", "areal.launcher.local", "x.py", "--config", "a.yaml", "gconfig.n_samples=6"])
     assert (run.library, run.keys["actor.reward_norm.group_size"]) == ("areal", 6)

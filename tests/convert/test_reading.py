@@ -37,6 +37,8 @@ def unknown(script):
         ("export B=2 C=3; echo $B$C", ["echo", "23"]),
         ("echo a > out.txt 2>&1", ["echo", "a"]),
         ("cat <<EOF\nx=1\nEOF\necho b", ["echo", "b"]),
+        ("x=1\nunset x y\necho ${x:-2}", ["echo", "2"]),
+        ("x=1\n(unset x)\nif ((x == 1)); then let y=x; fi\necho $x", ["echo", "1"]),
         ("echo [\"'a'\",b]", ["echo", "['a',b]"]),
     ],
 )
@@ -60,6 +62,11 @@ def test_words_are_expanded_as_a_shell_does(script, expected):
         ("echo $((1 / 0))", "division by zero"),
         ("echo $((2 ** 70))", "an exponent is too large"),
         ("echo $((x[0]))", "$x is not set in the script"),
+        ("x=1\n((x *= 2))\necho $x", "it is changed by (("),
+        ("x=1\n(( ++x ))\necho $x", "it is changed by (("),
+        ("x=1\nlet x=2\necho $x", "it is changed by let"),
+        ("x=1\nread -r x < f\necho $x", "it is changed by read"),
+        ("x=1\nif nvidia-smi; then unset x; fi\necho $x", "it is changed by unset"),
         ("echo $1", "$1 is set when the script runs"),
         ("a=b\necho ${a//b/c}", "${a//b/c} is not evaluated"),
     ],
@@ -169,6 +176,21 @@ def test_values_of_a_command_line_have_types():
     ]  # fmt: skip
 
 
+def test_text_of_a_command_line_is_kept_as_it_is():
+    texts = ["Rule # 1", "a\nb", "Answer: x", "Observation:", "2026-01-31", "1:30", "- a", " x", "\n", "#", "&a"]
+    assert [typed(text) for text in texts] == texts
+    script = "swift rlhf --rlhf_type grpo --system 'One.\nAnswer: 1 # 2' --stop_words 'Observation:' b"
+    keys = read_script(script, "s").keys
+    assert (keys["system"], keys["stop_words"]) == ("One.\nAnswer: 1 # 2", ["Observation:", "b"])
+    assert [typed(text) for text in ("'x'", '" y"', " [1, 2]", "{a: 1}", "")] == ["x", " y", [1, 2], {"a": 1}, None]
+
+
+def test_an_apostrophe_in_double_quotes_closes_nothing():
+    script = "A=\"$(echo \"it's\")\"\nB=$(cd \"$(dirname '(')\" && pwd)\nrun 'x' $(echo '(')y"
+    assert words(script)[:2] == ["run", "x"]
+    assert len(words(script)) == 3
+
+
 def test_interpolation():
     keys = {"a.b": "${c}", "c": 4, "a.d": "${.b}", "e": "x${c}y", "f": "${oc.select:g,7}", "h": "${oc.env:HOME,z}"}
     assert interpolated(keys, {}) == {"a.b": 4, "c": 4, "a.d": 4, "e": "x4y", "f": 7, "h": "z"}
@@ -201,6 +223,18 @@ def test_a_dictionary_of_hydra_and_a_deleted_key():
     assert (keys["a.b"], "c" in keys, keys["data.x"]) == (1, False, 1)
     assert isinstance(keys["$EXTRA"], UnknownValue)
     assert isinstance(keys["word"], UnknownValue)
+    script = "python3 -m verl.trainer.main_ppo a.b=1 a.c=2 ~a.b=1 ~a.d=1"
+    keys = read_script(script, "s").keys
+    assert dict(keys) == {"a.c": 2}
+
+
+def test_an_override_takes_the_place_of_a_section_of_the_file(tmp_path):
+    (tmp_path / "a.yaml").write_text(
+        "gconfig: {n_samples: 4}\nactor: {path: m, reward_norm: {mean_level: group}}\ncritic: {path: m}\n"
+    )
+    script = "python3 x.py --config a.yaml gconfig.n_samples=8 gconfig='{top_p: 0.5}' critic=null ~actor.reward_norm"
+    keys = read_script(script, "s", tmp_path).keys
+    assert dict(keys) == {"gconfig.n_samples": 8, "gconfig.top_p": 0.5, "actor.path": "m", "critic": None}
 
 
 @pytest.mark.slow
@@ -215,6 +249,12 @@ def test_a_dictionary_of_hydra_and_a_deleted_key():
             "python -m verl.trainer.fsdp_sft_trainer a=b",
             "supervised fine-tuning (verl.trainer.fsdp_sft_trainer)",
         ),
+        (
+            "a.sh",
+            "accelerate launch examples/scripts/dpo_vlm.py --beta 0.1",
+            "learning from preferences (dpo_vlm.py): not",
+        ),
+        ("a.sh", "python sft.py --config a.yaml", "supervised fine-tuning (sft.py): not supported"),
         ("a.yaml", "run: echo hello\n", "no training command of verl, TRL, ms-swift or AReaL in it"),
         ("a.sh", "echo 'x", "a quote is not closed"),
         ("a.sh", 'echo "x', "a quote is not closed"),

@@ -271,6 +271,22 @@ def test_ms_swift_with_megatron_counts_completions_in_the_global_batch(recipe):
     assert not [row for row in rows.values() if row.learns]
 
 
+def test_megatron_has_defaults_of_its_own(recipe, tmp_path):
+    script = "NPROC_PER_NODE=8 megatron rlhf --rlhf_type grpo --model m --dataset d --train_iters 10"
+    text, rows = recipe(script)
+    assert ("lora" in text["model"], text["train"]["lr"], text["sampling"]["prompts_per_step"]) == (False, 1e-5, 2)
+    text, rows = recipe(f"{script} --train_type lora")
+    assert (text["model"]["lora"]["rank"], text["train"]["lr"], "tuner_type" in rows) == (8, 1e-4, False)
+    text, rows = recipe(f"{script} --steps_per_generation 2 --lr_warmup_iters 5")
+    assert (text["train"]["warmup_steps"], rows["lr_warmup_iters"].here) == (3, "train.warmup_steps: 3")
+    # A file for Ray has sections, also where a command names it.
+    (tmp_path / "ray.yaml").write_text(
+        "model: m\ntrain: {tuner_type: lora, lora_rank: 4, gpus: 8}\nrollout: {gpus: 8}\n"
+    )
+    text, rows = recipe(f"{script} --use_ray --config ray.yaml")
+    assert (text["model"]["lora"]["rank"], rows["lora_rank"].here) == (4, "model.lora.rank: 4")
+
+
 def test_the_fewest_processes_that_give_whole_groups(recipe):
     script = "trl grpo --model_name_or_path m --dataset_name d --num_generations 8 --per_device_train_batch_size 4"
     text, rows = recipe(script)
@@ -279,6 +295,23 @@ def test_the_fewest_processes_that_give_whole_groups(recipe):
     assert row.learns
     assert "on 2 processes, the fewest that fit; --processes sets them" in row.note
     assert recipe(script, processes=8)[0]["sampling"]["prompts_per_step"] == 4
+
+
+@pytest.mark.parametrize(
+    ("launcher", "prompts", "known"),
+    [
+        ("torchrun --nnodes=2 --nproc_per_node=4", 8, True),
+        ("torchrun --nproc-per-node 4", 4, True),
+        ("torchrun --nnodes $N --nproc_per_node 4", 1, False),
+        ("torchrun --nproc_per_node=gpu", 1, False),
+        ("accelerate launch --num_machines 2 --num_processes 4", 4, True),
+    ],
+)
+def test_torchrun_counts_processes_per_node(recipe, launcher, prompts, known):
+    script = f"{launcher} grpo.py --model_name_or_path m --dataset_name d --reward_funcs accuracy --max_steps 9 "
+    text, rows = recipe(f"{script} --num_generations 8 --per_device_train_batch_size 8")
+    assert text["sampling"]["prompts_per_step"] == prompts
+    assert rows["num_processes"].learns is rows["per_device_train_batch_size"].learns is not known
 
 
 def test_weights_of_reward_models_come_after_those_of_functions(recipe):
@@ -323,6 +356,7 @@ IRRELEVANT = [
 ]  # fmt: skip
 RELEVANT = [
     *(f"{ROLLOUT}.enable_rollout_routing_replay=True", f"{ACTOR}.router_replay.mode=R2", "--config-name=mine"),
+    "actor_rollout_ref.model.mtp.enable_train=True",
     *("data.shuffle=False", f"{ACTOR}.qat.enable=True", f"+{ACTOR}.optim.override_optimizer_config.x=1"),
 ]  # fmt: skip
 

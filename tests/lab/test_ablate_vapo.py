@@ -1,10 +1,14 @@
 """`dapo ablate --table vapo`: the rows of VAPO's Table 1, and what each changes."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from dapo_rl.config.recipe import flat
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.plan import paper_table
+from dapo_rl.lab.ablate.plot import ablation_figure
+from dapo_rl.lab.ablate.results import ArmResult, RunResult
 
 ROWS = [
     ("VAPO", 60, {}),
@@ -47,3 +51,12 @@ def test_the_last_row_has_none_of_them():
 def test_an_override_that_turns_a_technique_off_is_refused():
     with pytest.raises(UserError, match=r"critic.pretrain_steps: turns Value Pre-training off"):
         vapo_table("critic.pretrain_steps=0")
+
+
+def test_the_picture_names_the_table_and_tells_its_arms_apart():
+    plan = vapo_table()
+    results = [ArmResult(arm, (RunResult(SimpleNamespace(seed=0), {}, {0: 0.1, 1: 0.2}),), None) for arm in plan.arms]
+    first, *_, accuracy, _ = ablation_figure(plan, results).axes
+    assert first.get_title(loc="left") == "Each technique left out of VAPO"
+    lines = {(line.get_color(), line.get_marker(), line.get_linestyle()) for line in accuracy.lines}
+    assert len(lines) == len(accuracy.lines) == len(plan.arms)

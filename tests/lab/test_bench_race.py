@@ -10,6 +10,7 @@ from rich.console import Console
 from support import dapo
 
 from dapo_rl.errors import UserError
+from dapo_rl.lab.bench import race_report
 from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS
 from dapo_rl.lab.bench.race_job import RaceJob
 from dapo_rl.lab.bench.race_report import _goal, _kept_run, print_race
@@ -87,10 +88,21 @@ def test_kept_results_are_not_run_again(tmp_path):
     job = RaceJob("dapo", "demo", SMALL, 0, 2, 1)
     kept = {"points": [{"step": 0, "seconds": 0.0, "tokens": 0, "accuracy": 0.5}], "start_seconds": 1.0}
     path = tmp_path / "dapo-0.json"
-    path.write_text(json.dumps({"job": json.loads(job.to_json()), "run": kept}))
+    what = json.loads(job.to_json()) | {"config": job.config().resolved()}
+    path.write_text(json.dumps({"job": what, "run": kept}))
     assert _kept_run(job, 1.0, tmp_path) == kept
     with pytest.raises(UserError, match=r"dapo-0\.json is the result of another race; give each race its own"):
         _kept_run(RaceJob("dapo", "demo", SMALL, 0, 3, 1), 1.0, tmp_path)
+
+
+def test_results_of_a_recipe_that_has_changed_are_not_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr(race_report, "_run", lambda job, timeout: {"points": [job.config().train.lr]})
+    (recipe := tmp_path / "r.yaml").write_text("preset: dapo\ntrain: {lr: 1.0e-5}\n")
+    job = RaceJob("dapo", str(recipe), SMALL, 0, 2, 1)
+    assert [_kept_run(job, 1.0, tmp_path / "kept")["points"] for _ in range(2)] == [[1e-5], [1e-5]]
+    recipe.write_text("preset: dapo\ntrain: {lr: 2.0e-5}\n")
+    with pytest.raises(UserError, match=r"dapo-0\.json is the result of another race"):
+        _kept_run(job, 1.0, tmp_path / "kept")
 
 
 def test_mistakes_are_one_line(tmp_path):

@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from dapo_rl.cli import app
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.sampling_simulation import STRATEGIES, build_strategy, simulate
+from dapo_rl.lab.bench.sampling_simulation import STRATEGIES, build_strategy, print_simulation, simulate
 from dapo_rl.lab.simulated_engine import SimulatedEngine
 from dapo_rl.lab.simulated_world import World
 
@@ -57,6 +57,15 @@ def test_the_simulated_engine_samples_whole_groups_of_the_worlds_lengths():
     for group in fill.sampled:
         assert tuple(len(s.token_ids) for s in group.samples) == world.lengths(group.prompt.id)
         assert any(v.correct for v in group.verdicts) == world.passes(group.prompt.id)
+
+
+def test_a_strategy_that_trains_on_nothing_has_no_cost_per_group(capsys):
+    how = {"prompts": 1, "group": 2, "slots": 4, "steps": 1, "seed": 0}
+    row = simulate(0.01, "rounds of 1, ms-swift", **how)
+    assert (row["trained_groups"], row["tokens_per_group"], row["to_oracle"]) == (0, None, None)
+    json.dumps(row, allow_nan=False)
+    print_simulation([row])
+    assert capsys.readouterr().out.split()[-4:] == ["-", "-", "-", "-"]
 
 
 def test_the_command():

@@ -24,6 +24,7 @@ from dapo_rl.memory.model_size import KNOWN
 
 IDEAL = Shares(matmul=1.0, bandwidth=1.0, layer_s=0.0, passes=0.0)
 PAPER = "dapo-math-qwen2.5-32b"
+SHORT = ["sampling.max_new_tokens=2048", "overlong.shape=off"]
 
 
 def small(*overrides):
@@ -348,6 +349,13 @@ def test_what_does_not_fit_names_a_remedy():
     narrow = GpuMemory(config, size, SPECS["h800"], Layout(128, tensor_parallel=1))
     assert not narrow.fits
     assert narrow.remedy().endswith("with --tensor-parallel 2 it fits")
+    # Engines divide the GPUs, or dapo plan refuses what was named.
+    for gpus, tensor_parallel, said in (
+        (3, 1, "--gpus 12 --tensor-parallel 4"),
+        (5, 5, "--gpus 10 --tensor-parallel 2"),
+    ):
+        odd = GpuMemory(Config.load(PAPER, SHORT), size, SPECS["h100"], Layout(gpus, tensor_parallel))
+        assert odd.remedy().endswith(f"with {said} it fits")
 
 
 # The plan
@@ -374,6 +382,18 @@ def test_one_gpu_cannot_be_split():
     assert [result.way for result in plan.results] == ["rounds", "streaming"]
     assert plan.problems == ("asynchronous: needs two GPUs or more",)
     assert plan.apart is None
+
+
+@pytest.mark.parametrize(("gpus", "engine"), [(8, 8), (4, 4), (3, 3)])
+def test_engines_of_all_gpus_leave_none_to_train_on(gpus, engine):
+    plan = plan_run(Question(small("model.name=Qwen/Qwen2.5-1.5B"), SPECS["h200"], gpus, tensor_parallel=engine))
+    assert [result.way for result in plan.results] == ["rounds", "streaming"]
+    assert plan.problems == (f"asynchronous: an engine of {engine} GPUs leaves none to train on",)
+
+
+def test_separate_gpus_have_whole_engines():
+    plan = plan_run(Question(small("model.name=Qwen/Qwen2.5-1.5B"), SPECS["h200"], 18, tensor_parallel=3))
+    assert plan.apart.layout.rollout_gpus % 3 == 0
 
 
 def test_a_plan_says_that_it_leaves_out_a_policy_that_judges_itself(tmp_path, capsys):

@@ -12,6 +12,7 @@ import yaml
 from dapo_rl.config.recipe import parse_yaml
 
 _FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
+_WORD = re.compile(r"[^\s:#&]*")
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 _MOST_RESOLVED = 20
 _MOST_REFERRED_TO = 100
@@ -33,10 +34,12 @@ def typed(text: str) -> Any:
     if "${" in text:  # left for `interpolated`
         return text
     try:
-        value = parse_yaml(text)
+        value = numbers(parse_yaml(text))
     except yaml.YAMLError:
         return text
-    return numbers(value)
+    # Comments, folded lines, dates and mappings without braces are YAML's alone: here they are text.
+    is_quoted = text.lstrip().startswith(("[", "{", "'", '"'))
+    return value if is_quoted or (_WORD.fullmatch(text) and isinstance(value, int | float | None)) else text
 
 
 def numbers(value: Any) -> Any:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from dapo_rl.config.peers import reason
 from dapo_rl.convert import shared
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.teacher import swift_teacher
-from dapo_rl.convert.trl import derive_evaluation, derive_rewards, derive_updates, trl_importance
+from dapo_rl.convert.trl import ask_for_reward, derive_evaluation, derive_rewards, derive_updates, trl_importance
 from dapo_rl.convert.turns import swift_turns
 from dapo_rl.errors import UserError
 
@@ -44,6 +45,7 @@ def derive_swift(draft: Draft) -> None:
     _prompts(draft)
     swift_teacher(draft)
     swift_turns(draft)
+    ask_for_reward(draft)
 
 
 def _dynamic_sampling(draft: Draft) -> None:
@@ -62,7 +64,10 @@ def _dynamic_sampling(draft: Draft) -> None:
 
 
 def _advantages(draft: Draft) -> None:
-    key = "advantage_estimator"
+    key, in_reward = "advantage_estimator", "kl_in_reward"
+    unset = draft.value(in_reward) is None and not draft.has("global_batch_size")  # Megatron's default is false
+    if unset and draft.value(key) in ("rloo", "reinforce_plus_plus") and draft.value("beta"):
+        draft.add_row(f"({in_reward})", True, "no counterpart", "", reason("KL_IN_LOSS"), True)
     if draft.value(key) in (None, "grpo"):
         draft.explain(key, "default here", "algo.normalize", "relative to the group, by scale_rewards")
     elif draft.value(key) == "rloo" and draft.settings.get("algo.normalize", "none") == "none":

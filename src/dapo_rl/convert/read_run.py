@@ -29,10 +29,10 @@ _VERL = re.compile(
 )
 _SWIFT = re.compile(r"(\S*/)?swift/cli/(_megatron/)?rlhf\.py")
 _OTHERS = (
-    (r"\b(swift|megatron|trl) (sft|pt)\b|\bverl\.trainer\.\w*sft\w*", "SFT"),
-    (r"\b(swift|trl) (dpo|kto|orpo|cpo)\b", "PREFERENCES"),
-    (r"\btrl reward\b", "REWARD_MODELS"),
-    (r"\btrl gkd\b", "TEACHER"),
+    (r"\b(swift|megatron|trl) (sft|pt)\b|\bverl\.trainer\.\w*sft\w*|\bsft(_\w+)?\.py\b", "SFT"),
+    (r"\b(swift|trl) (dpo|kto|orpo|cpo)\b|\b(online_)?(dpo|kto|bco|orpo|cpo|xpo)(_\w+)?\.py\b", "PREFERENCES"),
+    (r"\btrl reward\b|\breward_modeling\.py\b", "REWARD_MODELS"),
+    (r"\btrl gkd\b|\bgkd(_\w+)?\.py\b", "TEACHER"),
 )
 """Commands that train in another way."""
 _OF_SERVER = ("multi_turn_scheduler", "use_gym_env", "gym_env", "agent_template", "max_turns")
@@ -174,9 +174,16 @@ def _of_keys(keys: dict[str, Any], source: str) -> ExternalRun:
     library = _recognised(keys)
     if library is None:
         raise UserError(f"{source}: not a file of verl, TRL, ms-swift or AReaL: none of their settings is in it")
-    if library == "ms-swift":  # its files for Ray have sections for the processes
-        keys = {key.removeprefix("train."): value for key, value in keys.items()}
+    keys = _of_swift(keys) if library == "ms-swift" else keys
     return ExternalRun(library, source, interpolated(keys, _environment()), is_complete=True)
+
+
+def _of_swift(flat: Mapping[str, Any], is_megatron: bool = False) -> dict[str, Any]:
+    """Files of ms-swift for Ray have sections for the processes, and Megatron has defaults of its own."""
+    keys = {key.removeprefix("train."): value for key, value in flat.items()}
+    if not is_megatron and "global_batch_size" not in keys:
+        return keys
+    return {"global_batch_size": 16} | ({} if "train_type" in keys else {"tuner_type": "full"}) | keys
 
 
 def _recognised(keys: Mapping[str, Any]) -> str | None:
@@ -199,12 +206,13 @@ def _of_command(command: ShellCommand, source: str, directory: Path) -> External
         following = texts[at + 1 : at + 2]
         rest = command.words[at + 1 :]
         if _VERL.fullmatch(text):
-            keys = _trainer(text) | _launcher(command.words[:at]) | _overrides(rest)
+            keys = _trainer(text) | _launcher(command.words[:at]) | _overrides(rest, {})
             return ExternalRun("verl", source, interpolated(keys, _environment()))
         is_swift = text.split("/")[-1] in ("swift", "megatron") and following == ["rlhf"]
         if is_swift or _SWIFT.fullmatch(text):
             seen = {name: _value(value, value.text) for name in _SEEN if (value := command.variables.get(name))}
-            return ExternalRun("ms-swift", source, seen | _flags(rest[is_swift:], source, directory))
+            keys = seen | _of_swift(_flags(rest[is_swift:], source, directory), "megatron" in text)
+            return ExternalRun("ms-swift", source, keys)
         if text.startswith("areal.") or (text.endswith(".py") and any("areal" in other for other in texts)):
             return _areal(rest, source, directory)
         if text.endswith(".py") and any(_OVERRIDE.fullmatch(word.text) for word in rest):
@@ -213,7 +221,8 @@ def _of_command(command: ShellCommand, source: str, directory: Path) -> External
                 return run
         if text.split("/")[-1] == "trl" and following == ["grpo"]:
             return ExternalRun("trl", source, _flags(rest[1:], source, directory))
-        if text.endswith(".py") and any(re.match(r"--(num_generations|config|loss_type|beta)\b", w.text) for w in rest):
+        is_grpo = any(re.match(r"--(num_generations|config|loss_type|beta)\b", word.text) for word in rest)
+        if text.endswith(".py") and is_grpo and not _other_training(command):
             keys = _launcher(command.words[:at]) | _flags(rest, source, directory)
             return ExternalRun("trl", source, keys)
     return None
@@ -228,15 +237,17 @@ def _trainer(module: str) -> dict[str, Any]:
 
 def _areal(words: Sequence[Word], source: str, directory: Path) -> ExternalRun:
     """`SCRIPT --config FILE key=value`"""
-    overrides = [word for word in words if _OVERRIDE.fullmatch(word.text)]
-    options = _options([word for word in words if not _OVERRIDE.fullmatch(word.text)])
-    keys = _config_file(options, source, directory) | _overrides(overrides)
+    overrides = [word for word in words if word.text.startswith("~") or _OVERRIDE.fullmatch(word.text)]
+    own = set(overrides)
+    options = _options([word for word in words if word not in own])
+    keys = _overrides(overrides, _config_file(options, source, directory))
     return ExternalRun("areal", source, interpolated(keys, _environment()))
 
 
-def _overrides(words: Sequence[Word]) -> dict[str, Any]:
-    """Hydra's `key=value`, `+key=value`, `++key=value` and `~key`."""
+def _overrides(words: Sequence[Word], file: Mapping[str, Any]) -> dict[str, Any]:
+    """Hydra's `key=value`, `+key=value`, `++key=value`, `~key` and `~key=value`, on top of the settings of a file."""
     keys: dict[str, Any] = {}
+    replaced = set()
     option = ""
     for word in words:
         if option:
@@ -246,15 +257,24 @@ def _overrides(words: Sequence[Word]) -> dict[str, Any]:
         elif word.text.startswith("--config") and "=" in word.text:
             name, _, value = word.text.partition("=")
             keys[name] = value
-        elif match := _OVERRIDE.fullmatch(word.text):
-            keys[match[2].replace("/", ".")] = _value(word, match[3])
+        elif (match := _OVERRIDE.fullmatch(word.text)) and match[1] != "~":
+            keys[name := match[2].replace("/", ".")] = value = _value(word, match[3])
+            if not isinstance(value, dict):  # a mapping is merged
+                replaced.add(name)
         elif word.unknown:
             keys[word.text] = UnknownValue(word.text, word.unknown)
         elif word.text.startswith("~"):
-            keys.pop(word.text[1:], None)
+            keys.pop(name := word.text[1:].partition("=")[0], None)
+            replaced.add(name)
         elif word.text.strip():
             keys[word.text] = UnknownValue(word.text, "it is not written key=value")
-    return _flat(keys)
+    return {key: value for key, value in file.items() if replaced.isdisjoint(_sections(key))} | _flat(keys)
+
+
+def _sections(key: str) -> list[str]:
+    """A key, and the sections that it is in."""
+    parts = key.split(".", 12)
+    return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 
 
 def _value(word: Word, text: str) -> Any:
@@ -289,6 +309,9 @@ def _options(words: Sequence[Word]) -> dict[str, Any]:
 
 def _config_file(options: Mapping[str, Any], source: str, directory: Path) -> dict[str, Any]:
     name = options.get("config")
+    if isinstance(name, UnknownValue):
+        why = f"{shown(name.text)} is not known ({name.why}); convert that file itself"
+        raise UserError(f"{source}: --config: {why}")
     if not isinstance(name, str):
         return {}
     # Scripts name files relative to the root of their repository.
@@ -309,4 +332,11 @@ def _launcher(words: Sequence[Word]) -> dict[str, Any]:
         if isinstance(value, list):  # the words between an option and the script
             value = value[0]
         keys["num_processes" if name in ("num_processes", "nproc_per_node") else f"launcher.{name}"] = value
+    if "nproc_per_node" in options:  # of torchrun, which has so many on each node
+        local, nodes = keys["num_processes"], keys.get("launcher.nnodes", 1)
+        if isinstance(local, int) and isinstance(nodes, int):
+            keys["num_processes"] = local * nodes
+        else:
+            text = f"{getattr(local, 'text', local)} on {getattr(nodes, 'text', nodes)} nodes"
+            keys["num_processes"] = UnknownValue(text, "it is not a number in the script")
     return keys

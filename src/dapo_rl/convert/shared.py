@@ -36,8 +36,9 @@ def steps_from_epochs(draft: Draft, key: str) -> None:
         note = f"{epochs:g} passes over the data; --prompts N (the number of training prompts) gives train.steps"
         draft.explain(key, "differs", "train.steps: 100, the default", note, True)
         return
-    steps = max(1, math.floor(draft.prompts * epochs / prompts))
-    note = f"{draft.prompts} rows × {epochs:g} / {prompts} prompts"
+    whole = draft.prompts // prompts  # their loaders leave out the rows of a pass that do not fill a batch
+    steps = max(1, math.floor(whole * epochs if whole else draft.prompts * epochs / prompts))
+    note = f"{draft.prompts} rows / {prompts} prompts" + (f" = {whole} per pass × {epochs:g}" if whole else "")
     if draft.settings.get("sampling.dynamic", True) and not draft.settings.get("sampling.dynamic_batch"):
         note += "; groups that the filter drops count as well there, so its steps are fewer"
         draft.put("train.steps", steps, key, note=note, differs=True, learns=True)
@@ -106,7 +107,7 @@ def lora(
         if draft.has(key) or key in draft.library.defaults:
             draft.put(ours, draft.value(key), key)
     chosen = draft.value(targets)
-    if chosen is not None and chosen != "all-linear":
+    if chosen not in (None, "all-linear", ["all-linear"]):
         draft.put("model.lora.targets", chosen if isinstance(chosen, list) else [chosen], targets)
 
 

@@ -27,6 +27,8 @@ _MATH_REWARDS = ("accuracy", "accuracy_reward", "math", "gsm8k")
 """Their reward functions for mathematics, which give 1 and 0."""
 _OF_TRL = ("reasoning_accuracy_reward", "think_format_reward")
 """Functions of TRL that run here as they are, where TRL is installed."""
+_NEVER = (None, False, "no")
+"""No evaluation; YAML reads `no` as false."""
 _OVERLONG = ("soft_overlong", "get_soft_overlong_punishment")
 
 
@@ -38,6 +40,7 @@ def derive_trl(draft: Draft) -> None:
     derive_rewards(draft, cache=256, longest=1280)
     _source(draft)
     trl_turns(draft)
+    ask_for_reward(draft)
     uses_lora = bool(draft.value("use_peft"))
     shared.lora(draft, uses_lora, ("lora_r", "lora_rank"), "lora_alpha", "lora_target_modules", 16, switch="use_peft")
 
@@ -45,7 +48,7 @@ def derive_trl(draft: Draft) -> None:
 def derive_evaluation(draft: Draft) -> None:
     """Held-out prompts are sampled like the training prompts, as often as `num_generations_eval` says."""
     samples = draft.size("num_generations_eval")
-    if samples is None and draft.value("eval_strategy", "evaluation_strategy") in (None, "no"):
+    if samples is None and draft.value("eval_strategy", "evaluation_strategy") in _NEVER:
         draft.unused("null, and nothing is evaluated", "num_generations_eval")
         return
     draft.put("eval.samples", samples or draft.settings["sampling.group_size"], "num_generations_eval")
@@ -72,7 +75,7 @@ def derive_updates(draft: Draft) -> None:
     for key, ours in (("save_steps", "checkpoint.every"), ("eval_steps", "eval.every")):
         _interval(draft, key, ours)
     for key in ("eval_strategy", "evaluation_strategy"):
-        note = "no: only before the first step and after the last" if draft.value(key) == "no" else ""
+        note = "no: only before the first step and after the last" if draft.value(key) in _NEVER else ""
         draft.explain(key, "default here" if note else "same", "eval.every", note)
 
 
@@ -225,9 +228,10 @@ def _processes(draft: Draft) -> tuple[int, bool]:
     """The number of processes, and whether it is known."""
     if draft.processes is not None:
         return draft.processes, True
-    if draft.has("num_processes", "global_batch_size"):
+    unknown = {name for name, value in draft.keys.items() if isinstance(value, UnknownValue)}
+    if draft.has("global_batch_size") or (draft.has("num_processes") and "num_processes" not in unknown):
         return draft.size("num_processes") or 1, True
-    if draft.has("NPROC_PER_NODE") and not isinstance(draft.keys.get("NNODES"), UnknownValue):
+    if draft.has("NPROC_PER_NODE") and not unknown & {"NPROC_PER_NODE", "NNODES"}:
         return (draft.size("NPROC_PER_NODE") or 1) * (draft.size("NNODES") or 1), True
     return 1, False
 
@@ -247,11 +251,12 @@ def _lengths(draft: Draft) -> None:
     else:
         draft.unused("-1: num_train_epochs counts", "max_steps")
         shared.steps_from_epochs(draft, "num_train_epochs")
-    ratio, warmup = draft.number("warmup_ratio"), draft.number("warmup_steps") or 0
+    ratio, warmup = draft.number("warmup_ratio"), draft.number("lr_warmup_iters", "warmup_steps") or 0
     share = warmup if 0 < warmup < 1 else ratio if ratio and not warmup else None
     if share is None:
         steps = math.ceil(warmup / per_step)
-        draft.put("train.warmup_steps", steps, "warmup_steps", note=f"{warmup:g} updates / {per_step} per step")
+        note = f"{warmup:g} updates / {per_step} per step"
+        draft.put("train.warmup_steps", steps, "warmup_steps", "lr_warmup_iters", note=note)
         draft.unused("warmup_steps counts" if warmup else "no warm-up", "warmup_ratio")
         return
     note = f"{share:g} of {draft.settings.get('train.steps')} steps"
@@ -344,6 +349,14 @@ def _verifier(draft: Draft, weights: dict[str, float]) -> None:
     draft.explain("external_plugins", "differs", "reward.verifier", "name your function as file.py:name", bool(unknown))
 
 
+def ask_for_reward(draft: Draft) -> None:
+    """A script can pass its reward functions to the trainer. An environment gives the rewards."""
+    given = ("reward.verifier", "env.name", "env.agent")
+    if not draft.has("reward_funcs") and not any(draft.settings.get(ours) for ours in given):
+        note = "none is named: a script passes it to its trainer; set reward.verifier"
+        draft.add_row("(reward function)", "", "differs", "reward.verifier: math, the default", note, True)
+
+
 _MATH = "1 and 0, by the last Answer: line or \\boxed{}; theirs compares with math-verify"
 _OWN = "a function with TRL's signature"
 
@@ -399,7 +412,7 @@ def _source(draft: Draft) -> None:
     for key in ("dataset_config", "dataset_train_split"):
         draft.explain(key, "same", "data.train")
     split = draft.value("dataset_test_split")
-    if draft.has("dataset_test_split") and draft.value("eval_strategy", "evaluation_strategy") not in (None, "no"):
+    if draft.has("dataset_test_split") and draft.value("eval_strategy", "evaluation_strategy") not in _NEVER:
         config = {"name": parameters["name"]} if parameters["name"] else {}
         draft.put("data.eval", {"source": name, **config, "split": split}, "dataset_test_split")
     else:

@@ -7,7 +7,7 @@ import { get, onChange, tint } from "./store.js";
 
 const TITLES = {
   ladder: "Techniques added one by one",
-  "leave-one-out": "Each technique left out of DAPO",
+  "leave-one-out": "Each technique left out",
   vary: "Arms",
 };
 const CHARTS = [

@@ -107,7 +107,7 @@ CONVERSIONS: dict[str, Conversion] = {
     "zero_if_null": lambda value: value or 0.0,
     "one_if_null": lambda value: 1.0 if value is None else value,
     "two_if_null": lambda value: 2 if value is None else value,
-    "list_if_null": lambda value: value or [],
+    "listed": lambda value: [value] if isinstance(value, str) else value or [],
     "mapping_if_null": lambda value: {} if value is None else value,
     "null_unless_positive": lambda value: _unless_positive(None, value),
     "zero_unless_positive": lambda value: _unless_positive(0, value),

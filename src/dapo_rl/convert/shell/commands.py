@@ -7,7 +7,7 @@ tell stays unknown.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dapo_rl.convert.shell.conditions import Block, both, either, holds, matches_any, opposite, status_of
@@ -19,6 +19,8 @@ _KEYWORD = re.compile(
     r"(if|then|elif|else|fi|while|until|do|done|case|esac|function|time|!|\{|\}|\[\[)(?=[\s;&|()<>]|$)|(\(\()"
 )
 _NAME = re.compile(r"[A-Za-z_]\w*")
+_CHANGED = re.compile(r"\b(\w+)\b\s*(?:(?:[-+*/%&|^]|<<|>>)?=(?!=)|\+\+|--)|(?:\+\+|--)\s*(\w+)")
+"""Variables that arithmetic assigns."""
 _SPACES = re.compile(r"[ \t]+")
 _BLANKS = re.compile(r"(?:[ \t\r]|#[^\n]*|\\\r?\n)+")
 _BLANK_LINES = re.compile(r"(?:[ \t\r\n]|#[^\n]*|\\\r?\n)+")
@@ -110,12 +112,21 @@ class ShellReader(WordReader):
                 self._assign(name, _appended(self._variables.get(name), value) if added else value)
             block.finish(True)
         else:
+            self._change(first, [word.text for word in line.words[1:]])
             if block.runs is not False:
                 values = {name: self._variables.get(name) for name in self._seen}
                 values |= {name: value for name, (value, _) in line.assigned.items()}
                 known = {name: value for name, value in values.items() if isinstance(value, Word)}
                 self._found.append(ShellCommand(tuple(line.words), known))
             block.finish(status_of(line.words))
+
+    def _change(self, command: str, words: Sequence[str]) -> None:
+        """Forgets the variables that a command changes."""
+        if command in ("unset", "read", "mapfile", "readarray", "let", "((") and self._blocks[-1].runs is not False:
+            for name in (match[0] for word in words if (match := _NAME.match(word))):
+                self._set(name, Word(f"${name}", f"it is changed by {command}"))
+                if command == "unset" and self._blocks[-1].runs:
+                    self._variables.pop(name)
 
     def _assign(self, name: str, value: Word | list[Word]) -> None:
         """Sets a variable, as far as the conditions around it are known to hold."""
@@ -172,7 +183,8 @@ class ShellReader(WordReader):
             case "[[":
                 self._double_brackets()
             case "((":
-                self._bracketed("(", ")", self._at - 2)  # not evaluated
+                inside = self._bracketed("(", ")", self._at - 2)  # not evaluated
+                self._change("((", [before or after for before, after in _CHANGED.findall(inside)])
                 block.finish(None)
 
     def _operator(self, operator: str) -> None:

@@ -183,16 +183,22 @@ class WordReader:
 
     def _bracketed(self, opening: str, closing: str, at: int) -> str:
         """The text between brackets that start at `at`; moves behind it."""
-        depth, start = 0, at
+        start, quoted, outer = at, False, list[bool]()  # whether each open bracket is in double quotes
         while at < len(self._text):
             character = self._text[at]
             if character == "\\":
                 at += 1
-            elif character == "'" and opening == "(":
+            elif character == '"':
+                quoted = not quoted
+            elif character == "'" and opening == "(" and not quoted:
                 at = max(self._text.find("'", at + 1), at)
-            depth += (character == opening) - (character == closing)
+            elif character == opening:
+                outer.append(quoted)
+                quoted = False
+            elif character == closing:
+                quoted = outer.pop()
             at += 1
-            if depth == 0:
+            if not outer:
                 self._at = at
                 return self._text[start + 1 : at - 1]
         raise UserError(f"${opening} is not closed")

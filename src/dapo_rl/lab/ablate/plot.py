@@ -17,12 +17,13 @@ from dapo_rl.lab.ablate.plan import AblationPlan
 from dapo_rl.lab.ablate.quantities import COMPARABLE, DEFAULT_COMPARED
 from dapo_rl.lab.ablate.results import ArmResult, Curve
 from dapo_rl.lab.ablate.statistics import INTERVAL
+from dapo_rl.lab.ablate.techniques import DEFAULT_TABLE, TABLES
 from dapo_rl.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from dapo_rl.runs.report_plot import SMOOTH_BEYOND, axis_title, light_grid, smooth, step_axis
 
 TITLES = {
     "ladder": "Techniques added one by one",
-    "leave-one-out": "Each technique left out of DAPO",
+    "leave-one-out": "Each technique left out of {whole}",
     "vary": "Varied",
 }
 STYLES = [
@@ -70,7 +71,8 @@ def ablation_figure(plan: AblationPlan, results: Sequence[ArmResult]) -> Figure:
         styles = [_style(part, i) for i in range(len(arms))]
         for name, axis in zip(shown, ends, strict=True):
             _ends(axis, of_part, styles, name)
-        ends[0].set_title(TITLES[part], loc="left", fontsize=12)
+        title = TITLES[part].format(whole=TABLES[plan.table or DEFAULT_TABLE].whole)
+        ends[0].set_title(title, loc="left", fontsize=12)
         _label_arms(ends, of_part)
         _curves(accuracy, [[r.accuracies for r in result.runs] for result in of_part], styles)
         axis_title(accuracy, "Held-out accuracy", "% correct")
@@ -90,7 +92,7 @@ def _style(part: str, index: int) -> Style:
     """A technique has the same colour in both halves of Table 1; so does full DAPO, which ends one half and starts
     the other."""
     if part == "leave-one-out":
-        index = 5 if index == 0 else index if index < 5 else 6
+        index = 5 if index == 0 else index if index < 5 else index + 1
     color, marker = STYLES[index % len(STYLES)]
     return color, marker, ("-", "--", ":", "-.")[index // len(STYLES) % 4]
 

@@ -92,7 +92,7 @@ def _kept_run(job: RaceJob, timeout: float, results: Path | None) -> dict[str, A
     if results is None:
         return _run(job, timeout)
     path = results / f"{job.contender}-{job.seed}.json"
-    what = json.loads(job.to_json())
+    what = json.loads(job.to_json()) | {"config": job.config().resolved()}  # the recipe's file may have changed
     if path.exists():
         kept = json.loads(path.read_text())
         if kept["job"] != what:

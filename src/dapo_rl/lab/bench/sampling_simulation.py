@@ -6,7 +6,6 @@ at a given acceptance rate. Both depend on the prompt alone, so all strategies s
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -103,10 +102,10 @@ def simulate(
         "acceptance": acceptance,
         "strategy": name,
         "trained_groups": trained,
-        "tokens_per_group": engine.tokens / trained if trained else math.nan,
-        "engine_steps_per_group": engine.steps / trained if trained else math.nan,
-        "to_oracle": engine.tokens / world.least_tokens(trained) if trained else math.nan,
-        "staleness": stale / trained if trained else math.nan,
+        "tokens_per_group": engine.tokens / trained if trained else None,
+        "engine_steps_per_group": engine.steps / trained if trained else None,
+        "to_oracle": engine.tokens / world.least_tokens(trained) if trained else None,
+        "staleness": stale / trained if trained else None,
     }
 
 
@@ -122,12 +121,8 @@ def print_simulation(rows: Iterable[dict[str, Any]], console: Console | None = N
     for row in rows:
         lead = f"{row['acceptance']:.0%}" if row["acceptance"] != before else ""
         before = row["acceptance"]
-        shown.add_row(
-            lead,
-            Text(row["strategy"]),
-            f"{row['tokens_per_group']:,.0f}",
-            f"{row['to_oracle']:.2f}×",
-            f"{row['engine_steps_per_group']:,.0f}",
-            f"{row['staleness']:.2f}",
-        )
+        forms = {"tokens_per_group": ",.0f", "to_oracle": ".2f", "engine_steps_per_group": ",.0f", "staleness": ".2f"}
+        cells = {name: "-" if row[name] is None else format(row[name], form) for name, form in forms.items()}
+        cells["to_oracle"] += "×" * (row["to_oracle"] is not None)
+        shown.add_row(lead, Text(row["strategy"]), *cells.values())
     console.print(shown)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import gcd
 
 from dapo_rl.base.format import gib
 from dapo_rl.config import Config
@@ -147,18 +148,20 @@ class GpuMemory:
         else:
             held, wanted = max(self.pages, 0), self.sizes.longest
             lacking = f"an engine's pages hold {held:,} tokens, and the longest sample may have {wanted:,}"
-        tp = self.layout.tensor_parallel
+        tp, rollout = self.layout.tensor_parallel, self.layout.rollout_gpus or 0
         for wider in (2 * tp, 4 * tp, 8 * tp):
-            if wider <= min(GPUS_PER_NODE, self.layout.gpus) and self._with(tensor_parallel=wider).fits:
+            whole = wider <= GPUS_PER_NODE and not self.layout.gpus % wider and not rollout % wider
+            if whole and self._with(tensor_parallel=wider).fits:
                 return f"{lacking}; with --tensor-parallel {wider} it fits"
         own = remedy(sizes, self._settings)
         if self.plan is None and own.startswith("with "):
             return f"{lacking}; {own}"
         gpus = 2 * self.layout.gpus
-        while gpus <= MOST_GPUS and not self._with(gpus=gpus, tensor_parallel=min(GPUS_PER_NODE, gpus)).fits:
+        while gpus <= MOST_GPUS:
+            widest = gcd(GPUS_PER_NODE, gpus, rollout)
+            if self._with(gpus=gpus, tensor_parallel=widest).fits:
+                return f"{lacking}; with --gpus {gpus} --tensor-parallel {widest} it fits"
             gpus *= 2
-        if gpus <= MOST_GPUS:
-            return f"{lacking}; with --gpus {gpus} --tensor-parallel {min(GPUS_PER_NODE, gpus)} it fits"
         return f"{lacking}; {own if self.plan is None else 'use a larger GPU, or fewer sampling.max_new_tokens'}"
 
     def _with(self, **changes: int) -> GpuMemory:

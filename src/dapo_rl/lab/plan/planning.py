@@ -115,9 +115,12 @@ def _memory(question: Question, size: ModelSize, rollout_gpus: int | None) -> Gp
 
 def _apart(question: Question, size: ModelSize, tp: int) -> tuple[GpuMemory | None, list[WayResult], list[str]]:
     """The best split into GPUs that sample and GPUs that train."""
-    splits = [question.rollout_gpus] if question.rollout_gpus else _splits(question.gpus, tp)
+    engine = question.tensor_parallel or 1
+    tried = [question.rollout_gpus] if question.rollout_gpus else _splits(question.gpus, tp)
+    splits = [n for n in tried if n % engine == 0]
     if not splits:
-        return None, [], ["asynchronous: needs two GPUs or more"]
+        alone = f"an engine of {engine} GPUs leaves none to train on" if engine > 1 else "needs two GPUs or more"
+        return None, [], [f"asynchronous: {alone}"]
     best, least, memory = None, inf, _memory(question, size, splits[0])
     for rollout in splits:
         memory = _memory(question, size, rollout)
@@ -133,7 +136,7 @@ def _apart(question: Question, size: ModelSize, tp: int) -> tuple[GpuMemory | No
 
 def _splits(gpus: int, tp: int) -> list[int]:
     """Numbers of GPUs that sample, in whole nodes or engines where that is possible."""
-    unit = next((unit for unit in (GPUS_PER_NODE, tp) if gpus >= 2 * unit), 1)
+    unit = next((unit for unit in (GPUS_PER_NODE, tp) if gpus >= 2 * unit and unit % tp == 0), 1)
     shares = {min(max(unit, round(share * gpus / unit) * unit), gpus - unit) for share in SPLITS}
     return sorted(shares) if gpus > 1 else []
 
