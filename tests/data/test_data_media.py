@@ -33,7 +33,7 @@ def picture():
         (TEXT | {"figures": [{"bytes": b"x", "path": "a.png"}]}, "the column 'figures' has an image"),
         (TEXT | {"multi_modal_data": {"image": ["a.png"]}}, "the column 'multi_modal_data' has an image"),
         (TEXT | {"multi_modal_data": {"image": [], "video": "a.mp4"}}, "the column 'multi_modal_data' has a video"),
-        (TEXT | {"tools": [{"type": "function"}]}, "the column 'tools' has tools, which are not taken from rows; name them in env.tools"),
+        (TEXT | {"tools": [{"type": "function"}]}, "has tools, which are not taken from rows; name them in env.tools"),
         (TEXT | {"tools": '[ {"type": "function"}]'}, "the column 'tools' has tools"),
         (chat({"type": "image"}, {"type": "text", "text": "How many?"}), "message 1 of 'prompt' has an image"),
         (chat({"type": "image_url", "image_url": {"url": "x"}}), "message 1 of 'prompt' has an image"),
