@@ -12,9 +12,10 @@ from dapo_rl.config import Config, EnvSettings
 from dapo_rl.engines.protocol import Completion, Request, SamplingParams
 from dapo_rl.envs import Observation, OneTurn, Opening
 from dapo_rl.envs.chat_format import Parsed
+from dapo_rl.envs.compare_messages import same_messages
 from dapo_rl.envs.pool import EnvironmentPool
 from dapo_rl.rollout.build_conversations import build_conversations
-from dapo_rl.rollout.conversation import Conversations, same_messages
+from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.rollout.episodes import Episodes
 from dapo_rl.rollout.saved_episodes import SavedFlight
 from dapo_rl.types import Trajectory

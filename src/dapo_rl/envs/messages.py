@@ -123,3 +123,10 @@ def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
 
 def tool_name(tool: ToolSchema) -> str:
     return str((tool.get("function") or tool).get("name", ""))
+
+
+def with_system(messages: Sequence[Message], system: str | None) -> tuple[Message, ...]:
+    """With the system prompt first, unless there is a system message."""
+    if not system or not messages or messages[0].get("role") == "system":
+        return tuple(messages)
+    return ({"role": "system", "content": system}, *messages)

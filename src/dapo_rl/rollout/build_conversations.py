@@ -8,12 +8,12 @@ from dapo_rl.config import Config
 from dapo_rl.data.chat import encode
 from dapo_rl.data.prompts import Fits, always_fits
 from dapo_rl.envs.chat_format import ChatFormat, PlainText, chat_format
-from dapo_rl.envs.messages import QUESTION
+from dapo_rl.envs.messages import QUESTION, with_system
 from dapo_rl.envs.opening import opening
 from dapo_rl.envs.pool import Environments
 from dapo_rl.models.tokenizer import CHAT_TEMPLATE
 from dapo_rl.rewards.custom import DEFAULT_THRESHOLD
-from dapo_rl.rollout.conversation import Conversations, with_system
+from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.types import Prompt
 
 

@@ -7,12 +7,11 @@ trajectory so far is put aside, and another one begins; both share the reward.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,8 @@ from dapo_rl.config import EnvSettings
 from dapo_rl.engines.protocol import Request
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.envs.chat_format import ChatFormat
+from dapo_rl.envs.compare_messages import same, same_messages
+from dapo_rl.envs.messages import with_system
 from dapo_rl.envs.pool import Environments
 from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, Message, Observation, Opening, ToolSchema
 from dapo_rl.errors import UserError
@@ -28,7 +29,6 @@ from dapo_rl.types import FinishReason, Prompt, Trajectory, Turn, Verdict, Verdi
 
 Result = Opening | Observation | EpisodeFailure
 Replay = Generator[Future[Any], Any, tuple[bool, Future[Any] | None]]
-R = TypeVar("R")
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """What chat templates and tokenizers raise for messages that they do not expect."""
 STATUS: Mapping[str, VerdictStatus] = {"timeout": "timeout"}
@@ -430,66 +430,3 @@ class Conversations:
     def close(self, conversations: Sequence[Conversation]) -> None:
         """Gives up conversations."""
         self.pool.close_episodes([conversation.key for conversation in conversations])
-
-
-def with_system(messages: Sequence[Message], system: str | None) -> tuple[Message, ...]:
-    """With the system prompt first, unless there is a system message."""
-    if not system or not messages or messages[0].get("role") == "system":
-        return tuple(messages)
-    return ({"role": "system", "content": system}, *messages)
-
-
-def replay_all(replays: Iterable[Generator[Future[Any], Any, R]]) -> list[R]:
-    """Runs replays side by side."""
-    running = list(replays)
-    results: list[Any] = [None] * len(running)
-    values: dict[int, Any] = dict.fromkeys(range(len(running)))
-    while values:
-        calls: dict[int, Future[Any]] = {}
-        for number, value in values.items():
-            try:
-                calls[number] = running[number].send(value)
-            except StopIteration as end:
-                results[number] = end.value
-        values = {number: call.result() for number, call in calls.items()}
-    return results
-
-
-def failure_reason(sample: Trajectory, verdict: Verdict) -> str | None:
-    """Why the environment of an episode failed, as `EpisodeFailure.reason` has it; None if it did not."""
-    return verdict.detail.partition(":")[0] if sample.scalars.get("env_failed") else None
-
-
-def same(mine: Any, other: Any) -> bool:
-    """Whether two values are the same as JSON."""
-    return json.dumps(mine, sort_keys=True, default=list) == json.dumps(other, sort_keys=True, default=list)
-
-
-def same_messages(mine: Sequence[Message], others: Sequence[Message]) -> bool:
-    """Whether two conversations say the same, in whichever way an agent writes tool calls and empty contents."""
-    return len(mine) == len(others) and all(
-        same(_normal(message), _normal(other)) for message, other in zip(mine, others, strict=True)
-    )
-
-
-def _normal(message: Message) -> dict[str, Any]:
-    normal: dict[str, Any] = {"role": message.get("role"), "content": _text(message.get("content"))}
-    calls = [call.get("function", call) for call in message.get("tool_calls") or ()]
-    if calls:
-        normal["tool_calls"] = [(call.get("name"), _arguments(call.get("arguments"))) for call in calls]
-    return normal
-
-
-def _text(content: Any) -> str:
-    if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content if isinstance(part, dict))
-    return "" if content is None else str(content).strip()
-
-
-def _arguments(arguments: Any) -> Any:
-    if not isinstance(arguments, str):
-        return arguments
-    try:
-        return json.loads(arguments)
-    except ValueError:
-        return arguments

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import TRACEBACK_LIMIT, shorten
 from dapo_rl.errors import UserError
-from dapo_rl.rollout.conversation import failure_reason
 from dapo_rl.types import Trajectory, Verdict
 
 
@@ -22,3 +21,8 @@ def check_failures(episodes: Sequence[tuple[Trajectory, Verdict]], share: float)
             f"{share:g} allows; the first failure: {shorten(line)}",
             more=shorten(traceback, TRACEBACK_LIMIT),
         )
+
+
+def failure_reason(sample: Trajectory, verdict: Verdict) -> str | None:
+    """Why the environment of an episode failed, as `EpisodeFailure.reason` has it; None if it did not."""
+    return verdict.detail.partition(":")[0] if sample.scalars.get("env_failed") else None

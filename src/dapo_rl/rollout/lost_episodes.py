@@ -7,8 +7,9 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from dapo_rl.envs.protocol import EpisodeFailure
-from dapo_rl.rollout.conversation import Conversation, Conversations, Result, replay_all
+from dapo_rl.rollout.conversation import Conversation, Conversations, Result
 from dapo_rl.rollout.in_flight import InFlightGroup
+from dapo_rl.rollout.saved_episodes import replay_all
 from dapo_rl.types import Trajectory
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from dapo_rl.rollout.conversation import Conversation, Conversations, replay_all
+from dapo_rl.rollout.conversation import Conversation, Conversations
 from dapo_rl.rollout.in_flight import InFlightGroup
 from dapo_rl.types import FinishReason, Trajectory
+
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,3 +87,19 @@ class SavedFlight:
             else:
                 flight.turns[first.id] = first
         return Restarted(finished, partial)
+
+
+def replay_all(replays: Iterable[Generator[Future[Any], Any, R]]) -> list[R]:
+    """Runs replays side by side."""
+    running = list(replays)
+    results: list[Any] = [None] * len(running)
+    values: dict[int, Any] = dict.fromkeys(range(len(running)))
+    while values:
+        calls: dict[int, Future[Any]] = {}
+        for number, value in values.items():
+            try:
+                calls[number] = running[number].send(value)
+            except StopIteration as end:
+                results[number] = end.value
+        values = {number: call.result() for number, call in calls.items()}
+    return results

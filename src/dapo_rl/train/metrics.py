@@ -19,7 +19,7 @@ from torch import Tensor
 from dapo_rl.envs.protocol import FailureReason
 from dapo_rl.outcomes import Outcome
 from dapo_rl.rollout.batch_builder import SampledBatch
-from dapo_rl.rollout.conversation import failure_reason
+from dapo_rl.rollout.environment_failures import failure_reason
 from dapo_rl.types import MOST_LOGGED, Batch, Group, Trajectory, Verdict
 
 OF_EPISODES = {
