@@ -23,3 +23,18 @@ def warnings(config: RunSettings) -> Iterator[str]:
             f"sampling.ahead={sampling.ahead:g}: samples can be several weight versions old when they are trained "
             "on, and use up the clip range; set algo.proximal=recomputed algo.importance_cap=2"
         )
+    lora, cluster = config.model.lora, config.cluster
+    if lora is not None and lora.dropout:
+        yield f"model.lora.dropout={lora.dropout:g}: updates have dropout and sampling has none, so ratios are noisy"
+    if cluster.backend is None or cluster.placement == "colocated":
+        return
+    if not config.during_updates:
+        yield (
+            f"cluster.placement={cluster.placement}: nothing is sampled during updates, which needs "
+            "sampling.surplus=carry, sampling.max_staleness=1 and no sampling.dynamic_batch"
+        )
+    elif not config.sampling.ahead:
+        yield (
+            f"cluster.placement={cluster.placement}: engines have little to do during updates; sampling.ahead=1 draws "
+            "a batch ahead"
+        )

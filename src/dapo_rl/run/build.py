@@ -17,6 +17,7 @@ from dapo_rl.data.sources import check_there
 from dapo_rl.engines.custom import vocabulary_of
 from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.envs.build import build_environment, gives_rewards
+from dapo_rl.envs.pool import Environments
 from dapo_rl.envs.python_tool import uncontained
 from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.load import compute_dtype, describe_model, saved_dtype, slow_dtype, stored_dtype, to_float32
@@ -134,16 +135,7 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
         # The verifier forks its workers from this process, so it must come before anything that starts threads or
         # initialises a GPU. Its settings do not depend on `resolve`.
         verifier = resources.enter_context(_verifier(config, inputs))
-        distributed = config.cluster.backend is not None and config.env.workers_per_node is not None
-        given = (config, inputs.tools, inputs.environment_factory)
-        environments = None if distributed else build_environment(*given)
-        if environments is not None:
-            resources.callback(environments.close)
-        backend.start(resources)
-        if distributed:
-            make = partial(DistributedEnvironments, restarts=config.cluster.restarts, note=display.note)
-            if (environments := build_environment(*given, make=make)) is not None:
-                resources.callback(environments.close)
+        environments = _start(backend, config, inputs, display, resources)
         config = resolve(config, inputs, backend.device())
         if inputs.has_environment(config):  # settings that fit one turn may not fit the tools that were passed
             config.check_conflicts()
@@ -175,17 +167,7 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
         policy, critic = workers.policy, workers.critic
         use_as_judge(verifier, workers.engine, tokenizer, config, loaded.context)
         stream = build_stream(config, train_prompts, model, display)
-        conversations = None
-        if environments is not None:
-            conversations = build_conversations(
-                config,
-                environments,
-                tokenizer,
-                context=loaded.longest,
-                max_new_tokens=config.sampling.max_new_tokens,
-                rewards=gives_rewards(config, inputs.environment_factory),
-                vocabulary=vocabulary_of(model),
-            )
+        conversations = None if environments is None else _conversations(config, inputs, environments, loaded)
         judged = inputs.judged_by_verifier(config)
         sampler = build_sampler(config, stream, workers.engine, verifier, display, model, conversations, judged)
         progress = Progress()
@@ -194,8 +176,7 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
         changing = () if coefficients is None else (coefficients,)
         reward_state = SavedRewardState(verifier, config.train.steps)
         notes += [slow_dtype(loaded.dtype, device), workers.plan.note, policy.note, policy.save_note]
-        notes += [_idle_engines(config), _noisy_ratios(config), _not_contained(config)]
-        notes.append(untold_tools(config, environments, tokenizer))
+        notes += [_not_contained(config), untold_tools(config, environments, tokenizer)]
         return Run(
             config=config,
             model=model,
@@ -232,30 +213,40 @@ def _verifier(config: Config, inputs: TrainerInputs) -> VerifierPool:
     return VerifierPool(as_verifier(functions, config.reward, inputs.reward_weights), config.reward)
 
 
+def _start(
+    backend: Backend, config: Config, inputs: TrainerInputs, display: Display, resources: ExitStack
+) -> Environments | None:
+    """Starts the backend and the environments. Those of this host are forked from it, so they come first."""
+    build = partial(build_environment, config, inputs.tools, inputs.environment_factory)
+    on_nodes = config.cluster.backend is not None and config.env.workers_per_node is not None
+    environments = None if on_nodes else build()
+    if environments is not None:
+        resources.callback(environments.close)
+    backend.start(resources)
+    if on_nodes:
+        make = partial(DistributedEnvironments, restarts=config.cluster.restarts, note=display.note)
+        if (environments := build(make=make)) is not None:
+            resources.callback(environments.close)
+    return environments
+
+
+def _conversations(
+    config: Config, inputs: TrainerInputs, environments: Environments, loaded: LoadedModel
+) -> Conversations:
+    return build_conversations(
+        config,
+        environments,
+        loaded.tokenizer,
+        context=loaded.longest,
+        max_new_tokens=config.sampling.max_new_tokens,
+        rewards=gives_rewards(config, inputs.environment_factory),
+        vocabulary=vocabulary_of(loaded.model),
+    )
+
+
 def _unused(prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
     """In place of a verifier, where the environment gives the rewards."""
     raise AssertionError
-
-
-def _idle_engines(config: Config) -> str | None:
-    """A note if engines that could sample during updates have little to do then."""
-    cluster = config.cluster
-    if cluster.backend is None or cluster.placement == "colocated":
-        return None
-    said = f"cluster.placement={cluster.placement}"
-    if not config.during_updates:
-        return f"{said}: nothing is sampled during updates, which needs surplus=carry, max_staleness=1"
-    if not config.sampling.ahead:
-        return f"{said}: engines have little to do during updates; sampling.ahead=1 draws a batch ahead"
-    return None
-
-
-def _noisy_ratios(config: Config) -> str | None:
-    """A note if updates compute with dropout, unlike sampling."""
-    lora = config.model.lora
-    if lora is None or not lora.dropout:
-        return None
-    return f"model.lora.dropout={lora.dropout:g}: updates have dropout and sampling has none, so ratios are noisy"
 
 
 def _not_contained(config: Config) -> str | None:
