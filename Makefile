@@ -7,7 +7,7 @@ STAMP := $(VENV)/.set-up
 # On a terminal pip shows its progress; a log gets one line per phase.
 QUIET ?= $(if $(MAKE_TERMOUT),,-qq)
 
-.PHONY: setup demo quick test chaos check site tables notebook format clean
+.PHONY: setup demo quick test openenv chaos check site tables notebook format clean
 
 setup: $(STAMP)
 
@@ -27,6 +27,14 @@ demo: setup
 test: setup
 	@$(BIN)/python -m compileall -q src tests
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+# OpenEnv's own server in an environment of its own, for the tests of its client; without it, they are skipped.
+openenv: build/openenv/.set-up
+
+build/openenv/.set-up: tests/openenv_requirements.txt
+	$(PYTHON) -m venv build/openenv
+	build/openenv/bin/python -m pip install $(QUIET) --disable-pip-version-check --no-deps -r tests/openenv_requirements.txt
+	@touch $@
 
 # What needs no process, browser, Ray, Slurm or training run: for a look before each commit.
 quick: check

@@ -1,27 +1,25 @@
-"""Servers of OpenEnv's own server library. They need their own interpreter, because OpenEnv 0.10 needs `mcp<2`:
-OPENENV_PYTHON=venv/bin/python."""
+"""Servers of OpenEnv's own server library. They need their own interpreter, because OpenEnv 0.10 needs `mcp<2`."""
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
-import sys
 import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support import REPOSITORY
 
-PYTHON = os.environ.get("OPENENV_PYTHON", sys.executable)
+PYTHON = REPOSITORY / "build" / "openenv" / "bin" / "python"
 SCRIPT = Path(__file__).parent / "envs" / "openenv_server.py"
 
 
 def serve_openenv(kind: str, sessions: int = 2) -> Iterator[str]:
     """Yields the URL; `sessions` is how many episodes are open at a time."""
-    if subprocess.run([PYTHON, "-c", "import openenv.core.env_server, fastmcp"], capture_output=True).returncode:
-        pytest.skip("needs openenv; OPENENV_PYTHON names an interpreter that has it")
+    if not PYTHON.exists():
+        pytest.skip("needs OpenEnv's server; `make openenv` installs it")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
