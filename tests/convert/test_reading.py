@@ -237,6 +237,13 @@ def test_an_override_takes_the_place_of_a_section_of_the_file(tmp_path):
     assert dict(keys) == {"gconfig.n_samples": 8, "gconfig.top_p": 0.5, "actor.path": "m", "critic": None}
 
 
+def test_a_variable_that_is_not_set_is_no_value_of_the_option_before():
+    keys = read_script("trl grpo --beta 0 $EXTRA --model_name_or_path $M --reward_funcs a b", "s").keys
+    assert (keys["beta"], keys["reward_funcs"]) == (0, ["a", "b"])
+    assert keys["$EXTRA"].why == "$EXTRA is not set in the script"
+    assert isinstance(keys["model_name_or_path"], UnknownValue)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "text", "said"),
