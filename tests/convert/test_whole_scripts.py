@@ -154,6 +154,16 @@ def test_of_two_training_commands_one_is_chosen_and_the_row_says_so(recipe, tmp_
     assert "(command)" not in recipe(TWO.format(0.1) * 2)[1]
 
 
+def test_the_arguments_of_a_function_are_not_left_out(recipe):
+    call = verl(f"{ROLLOUT}.n=8")
+    _, rows = recipe(f'train() {{\n{call} "$@"\n}}\ntrain {ROLLOUT}.n=4\n')
+    assert (rows["(arguments)"].learns, rows["(arguments)"].note) == (
+        True,
+        "it is known only where the function is called",
+    )
+    assert "(arguments)" not in recipe(f'{call} "$@"\n')[1]
+
+
 def test_a_file_of_settings_has_no_commands_to_choose_from(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text("data: {train_files: a.parquet}\nactor_rollout_ref: {rollout: {n: 8}}\n")
