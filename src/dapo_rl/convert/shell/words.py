@@ -22,6 +22,7 @@ _CONTINUED = re.compile(r"\\\r?\n")
 """A backslash at the end of a line, which joins it with the next one."""
 _ARGUMENTS = re.compile(r"\$[@*]")
 """The arguments of the script, of which there are none, or of a function."""
+_ANSI_C = re.compile(r"\$(?=')")
 OF_FUNCTION = "it is known only where the function is called"
 _PARAMETER = re.compile(r"[A-Za-z_]\w*|[\d#?$!]")
 SEPARATORS = "\n;&|()"
@@ -102,6 +103,9 @@ class WordReader:
                 continue
             if splits and self._take(_ARGUMENTS):
                 words.add(*self._arguments())
+            elif self._take(_ANSI_C):
+                text = self._literal("'")
+                words.add(Word(text, "$'…' is not evaluated" if "\\" in text else None))
             elif character in '$`"':
                 pieces = self._quoted() if character == '"' else self._expansion()
                 if not splits:
