@@ -297,6 +297,21 @@ def test_megatron_has_defaults_of_its_own(recipe, tmp_path):
     assert (text["model"]["lora"]["rank"], rows["lora_rank"].here) == (4, "model.lora.rank: 4")
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "limit"),
+    [
+        ("run.sh", "trl grpo --num_processes 1 --num_generations 8", " --max_prompt_length 64"),
+        ("run.sh", "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model m", " --max_length 64"),
+        ("a.yaml", "gconfig: {n_samples: 4}\ntrain_dataset: {path: d, batch_size: 4", ", max_length: 64"),
+    ],
+)
+def test_prompts_without_a_limit_have_a_row(recipe, name, text, limit):
+    end = "}\nactor: {path: m}\n" if name == "a.yaml" else ""
+    assert recipe(text + end, name)[1]["(prompt length)"].here == "data.max_prompt_tokens: 1024, the default"
+    written, rows = recipe(text + limit + end, name)
+    assert (written["data"]["max_prompt_tokens"], "(prompt length)" in rows) == (64, False)
+
+
 def test_the_fewest_processes_that_give_whole_groups(recipe):
     script = "trl grpo --model_name_or_path m --dataset_name d --num_generations 8 --per_device_train_batch_size 4"
     text, rows = recipe(script)

@@ -46,6 +46,7 @@ def derive_swift(draft: Draft) -> None:
     swift_teacher(draft)
     swift_turns(draft)
     ask_for_reward(draft)
+    shared.limit_prompts(draft)
 
 
 def _dynamic_sampling(draft: Draft) -> None:

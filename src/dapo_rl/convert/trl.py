@@ -41,6 +41,7 @@ def derive_trl(draft: Draft) -> None:
     _source(draft)
     trl_turns(draft)
     ask_for_reward(draft)
+    shared.limit_prompts(draft)
     uses_lora = bool(draft.value("use_peft"))
     shared.lora(draft, uses_lora, ("lora_r", "lora_rank"), "lora_alpha", "lora_target_modules", 16, switch="use_peft")
 
