@@ -362,6 +362,11 @@ def test_eval_strategy_no_evaluates_nothing(converted, name):
     assert config.data.eval is not None
 
 
+def test_another_revision_of_the_model_is_marked(converted):
+    assert not converted(trl("--model_revision main"))[2]["model_revision"].learns
+    assert converted(trl("--model_revision v2"))[2]["model_revision"].learns
+
+
 def test_one_stop_string_is_a_list(converted):
     script = "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model m --dataset d --stop_words "
     assert converted(f"{script} Stop")[1].sampling.stop == ("Stop",)
