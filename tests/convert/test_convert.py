@@ -367,6 +367,13 @@ def test_another_revision_of_the_model_is_marked(converted):
     assert converted(trl("--model_revision v2"))[2]["model_revision"].learns
 
 
+def test_frozen_weights_of_swift_are_marked(converted):
+    script = "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model m --dataset d --train_type full "
+    for words, learns in (("--freeze_parameters_ratio 0.", False), ("--freeze_parameters_ratio 0.5", True),
+                          ("--freeze_parameters lm_head", True), ("--freeze_vit true", False)):  # fmt: skip
+        assert converted(script + words)[2][words.split()[0].strip("-")].learns is learns, words
+
+
 def test_one_stop_string_is_a_list(converted):
     script = "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model m --dataset d --stop_words "
     assert converted(f"{script} Stop")[1].sampling.stop == ("Stop",)
