@@ -360,6 +360,8 @@ def test_eval_strategy_no_evaluates_nothing(converted, name):
     assert rows["eval_strategy"].note.startswith("no: only before the first step")
     _, config, _ = converted(text.replace(" no", " steps"), name)
     assert config.data.eval is not None
+    _, _, rows = converted(text.replace(" no", " epoch"), name)
+    assert (rows["eval_strategy"].status, rows["eval_strategy"].here) == ("differs", "eval.every")
 
 
 def test_another_revision_of_the_model_is_marked(converted):
