@@ -376,6 +376,11 @@ def test_frozen_weights_of_swift_are_marked(converted):
         assert converted(script + words)[2][words.split()[0].strip("-")].learns is learns, words
 
 
+def test_a_beta_of_zero_is_none_of_the_default(converted):
+    assert converted(trl("--adam_beta1 0 --adam_beta2 0.95"))[1].train.betas == (0, 0.95)
+    assert converted(trl("--adam_beta1 0.8"))[1].train.betas == (0.8, 0.999)
+
+
 def test_one_stop_string_is_a_list(converted):
     script = "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model m --dataset d --stop_words "
     assert converted(f"{script} Stop")[1].sampling.stop == ("Stop",)

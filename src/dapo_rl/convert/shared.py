@@ -122,7 +122,7 @@ def lora(
 def adam_betas(draft: Draft, first: str, second: str) -> None:
     """`train.betas` from two settings."""
     if draft.has(first, second) or second in draft.library.defaults:
-        betas = [draft.number(first) or 0.9, draft.number(second) or 0.999]
+        betas = [draft.number_or(0.9, first), draft.number_or(0.999, second)]
         draft.put("train.betas", betas, first, second)
 
 
