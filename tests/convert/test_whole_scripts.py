@@ -71,6 +71,11 @@ def test_several_files_are_a_list_of_sources(recipe):
     text, rows = recipe(script + "--dataset a#1000 b#500 --num_train_epochs 2 --reward_funcs accuracy")
     assert text["data"]["train"] == [{"source": "a", "weight": 1000.0}, {"source": "b", "weight": 500.0}]
     assert text["train"]["steps"] == 3000
+    text, _ = recipe(script + "--dataset a/b:main#8 hf::c/d e:x/y --val_dataset a/b:test --reward_funcs accuracy")
+    assert text["data"]["train"] == [{"source": "a/b", "name": "main"}, "hf::c/d", "e:x/y"]
+    assert text["data"]["eval"] == {"source": "a/b", "name": "test"}
+    text, _ = recipe(script + "--dataset a:main#8 b#2 --reward_funcs accuracy")
+    assert text["data"]["train"][0] == {"source": "a", "name": "main", "weight": 8.0}
 
 
 def test_a_mixture_of_trl_is_a_list_of_sources(recipe):
