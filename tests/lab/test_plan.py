@@ -286,6 +286,17 @@ def test_a_critic_is_trained_as_long_as_the_policy_and_scores_once():
     assert both.transfer == plain.transfer
 
 
+def test_what_scores_the_batch_before_the_update_takes_a_forward_pass():
+    def update(*overrides):
+        config = small("train.mini_batches=2", *overrides)
+        return simulation(config, Layout(2), steps=1, warmup=0).run("rounds").steps[0].update
+
+    plain = update()
+    for setting in ("algo.kl_coef=0.01", "algo.proximal=recomputed", "algo.top_entropy_quantile=0.2"):
+        assert update(setting).even == pytest.approx(plain.even * 4 / 3), setting
+    assert update("algo.kl_coef=0.01", "algo.proximal=recomputed").even == pytest.approx(plain.even * 5 / 3)
+
+
 # Memory
 
 

@@ -165,7 +165,12 @@ class Simulation:
         )
 
     def _update(self, fill: SampledBatch) -> UpdateTime:
-        memory, train = self.memory, self.memory.config.train
+        memory, config, train = self.memory, self.memory.config, self.memory.config.train
+        scores = (
+            config.scores_first,
+            config.needs_reference or config.teacher.loaded,
+            config.algo.top_entropy_quantile < 1,
+        )
         return update_time(
             self.rates,
             self.share * [len(sample.token_ids) for group in fill.kept for sample in group.samples],
@@ -175,7 +180,8 @@ class Simulation:
             recompute=memory.recompute,
             mini_batches=train.mini_batches,
             epochs=train.epochs_per_step,
-            critic=memory.config.has_critic,
+            critic=config.has_critic,
+            scored=sum(scores),
             transfer=self.rates.transfer(memory.layout.gpus),
         )
 
