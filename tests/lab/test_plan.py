@@ -231,6 +231,15 @@ def test_drawing_ahead_is_the_fastest_where_engines_are_spare(seed):
     assert plain.staleness < ahead.staleness <= 1
 
 
+@pytest.mark.parametrize("way", ["rounds", "streaming"])
+def test_with_a_dynamic_batch_a_step_draws_once(way):
+    config = small("sampling.prompts_per_step=32", "sampling.dynamic_batch=true")
+    generated, trained = simulation(config, Layout(2)).run(way).tokens
+    plain = simulation(small("sampling.prompts_per_step=32", "sampling.dynamic=false"), Layout(2), acceptance=1)
+    assert generated == plain.run(way).tokens[0]
+    assert 0.3 < trained / generated < 0.7, "half of the groups pass"
+
+
 def test_without_a_filter_streaming_takes_as_long_as_rounds():
     run = simulation(small("sampling.dynamic=false"), Layout(1), acceptance=1.0)
     rounds, streaming = run.run("rounds"), run.run("streaming")

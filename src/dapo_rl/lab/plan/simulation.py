@@ -205,13 +205,15 @@ class Simulation:
         settings = self.settings
         params = SamplingParams(max_new_tokens=settings.max_new_tokens)
         if way == "rounds":
-            size = self.round_size if settings.dynamic else 1
-            return Rounds(engine, params, settings.group_size, round_size=size)
+            once = settings.dynamic_batch
+            size, most = self.round_size if settings.dynamic and not once else 1, 1 if once else 10**9
+            return Rounds(engine, params, settings.group_size, round_size=size, most=most)
         carry = SamplingSettings(
             group_size=settings.group_size,
             prompts_per_step=self.prompts,
             max_new_tokens=settings.max_new_tokens,
             dynamic=settings.dynamic,
+            dynamic_batch=settings.dynamic_batch,
             surplus="carry",
             max_staleness=max(1, settings.max_staleness),
             ahead=settings.ahead,
