@@ -192,6 +192,14 @@ def test_text_of_a_command_line_is_kept_as_it_is():
     assert [typed(text) for text in ("'x'", '" y"', " [1, 2]", "{a: 1}", "")] == ["x", " y", [1, 2], {"a": 1}, None]
 
 
+def test_a_mapping_of_hydra_needs_no_spaces():
+    texts = ["{a:1,b:[1,2]}", "{a:{b:x:y},c:False}", "[{a:1}]", "{a:http://x}", "{'a,b:c':1}", '{"a": "x,y:z"}', "{a:}"]
+    assert [typed(text) for text in texts] == [
+        {"a": 1, "b": [1, 2]}, {"a": {"b": "x:y"}, "c": False}, [{"a": 1}], {"a": "http://x"}, {"a,b:c": 1},
+        {"a": "x,y:z"}, {"a": None},
+    ]  # fmt: skip
+
+
 def test_an_apostrophe_in_double_quotes_closes_nothing():
     script = "A=\"$(echo \"it's\")\"\nB=$(cd \"$(dirname '(')\" && pwd)\nrun 'x' $(echo '(')y"
     assert words(script)[:2] == ["run", "x"]
