@@ -84,6 +84,13 @@ def test_a_micro_batch_is_part_of_an_update():
     assert how.samples_at_once(16, 8) == 16
 
 
+def test_samples_of_a_race_end_in_every_variant():
+    job = RaceJob("trl", "demo", SMALL, 0, 2, 1)
+    for name, how in TRL_VARIANTS.items():
+        given = arguments(job, job.config(), how, torch.device("cpu"), torch.float32)
+        assert given["generation_kwargs"] == {}, name
+
+
 def test_kept_results_are_not_run_again(tmp_path):
     job = RaceJob("dapo", "demo", SMALL, 0, 2, 1)
     kept = {"points": [{"step": 0, "seconds": 0.0, "tokens": 0, "accuracy": 0.5}], "start_seconds": 1.0}

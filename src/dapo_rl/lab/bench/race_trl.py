@@ -137,7 +137,8 @@ def arguments(job: RaceJob, config: Config, how: Variant, device: torch.device, 
     if how.vllm:
         longest = config.data.max_prompt_tokens + sampling.max_new_tokens
         given |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": longest}
-    return given | how.arguments
+    # Those of a variant make every sample as long as the next one.
+    return given | {name: value for name, value in how.arguments.items() if name != "generation_kwargs"}
 
 
 class Rewards:
