@@ -82,6 +82,7 @@ def test_a_micro_batch_is_part_of_an_update():
     assert (given["per_device_train_batch_size"], given["gradient_accumulation_steps"]) == (32, 2)
     assert given["steps_per_generation"] == 4
     assert how.samples_at_once(16, 8) == 16
+    assert [how.samples_at_once(samples, 8) for samples in (48, 40, 33)] == [24, 20, 11]
 
 
 def test_samples_of_a_race_end_in_every_variant():
