@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from dapo_rl.base.files import directory_beside, remove_directory, remove_leftovers
+from dapo_rl.base.files import atomic_write, directory_beside, remove_directory, remove_leftovers
 
 
 def content(directory):
@@ -76,3 +76,13 @@ def test_a_full_disk_is_said_to_be_full(small_disk):
 def test_an_error_on_a_disk_with_room_stays_what_it_is(tmp_path):
     with pytest.raises(ValueError, match="mine"), directory_beside(tmp_path / "a"):
         raise ValueError("mine")
+
+
+@pytest.mark.parametrize("name", [".", "/", "..", "", "d"])
+def test_a_directory_is_not_replaced_by_a_file(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "d").mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        atomic_write(Path(name), "text")
+    assert caught.value.filename == str(Path(name))
+    assert [path.name for path in tmp_path.iterdir()] == ["d"]

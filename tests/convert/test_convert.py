@@ -360,6 +360,25 @@ def test_eval_strategy_no_evaluates_nothing(converted, name):
     assert rows["eval_strategy"].note.startswith("no: only before the first step")
     _, config, _ = converted(text.replace(" no", " steps"), name)
     assert config.data.eval is not None
+    _, _, rows = converted(text.replace(" no", " epoch"), name)
+    assert (rows["eval_strategy"].status, rows["eval_strategy"].here) == ("differs", "eval.every")
+
+
+def test_another_revision_of_the_model_is_marked(converted):
+    assert not converted(trl("--model_revision main"))[2]["model_revision"].learns
+    assert converted(trl("--model_revision v2"))[2]["model_revision"].learns
+
+
+def test_frozen_weights_of_swift_are_marked(converted):
+    script = "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model m --dataset d --train_type full "
+    for words, learns in (("--freeze_parameters_ratio 0.", False), ("--freeze_parameters_ratio 0.5", True),
+                          ("--freeze_parameters lm_head", True), ("--freeze_vit true", False)):  # fmt: skip
+        assert converted(script + words)[2][words.split()[0].strip("-")].learns is learns, words
+
+
+def test_a_beta_of_zero_is_none_of_the_default(converted):
+    assert converted(trl("--adam_beta1 0 --adam_beta2 0.95"))[1].train.betas == (0, 0.95)
+    assert converted(trl("--adam_beta1 0.8"))[1].train.betas == (0.8, 0.999)
 
 
 def test_one_stop_string_is_a_list(converted):

@@ -37,6 +37,8 @@ def unknown(script):
         ("export B=2 C=3; echo $B$C", ["echo", "23"]),
         ("echo a > out.txt 2>&1", ["echo", "a"]),
         ("cat <<EOF\nx=1\nEOF\necho b", ["echo", "b"]),
+        ("f() {\n echo a\n}\necho ${1:-5} $# $@", ["echo", "5", "0"]),
+        ("echo $'a b'c \"$'d'\"", ["echo", "a bc", "$'d'"]),
         ("x=1\nunset x y\necho ${x:-2}", ["echo", "2"]),
         ("x=1\n(unset x)\nif ((x == 1)); then let y=x; fi\necho $x", ["echo", "1"]),
         ("echo [\"'a'\",b]", ["echo", "['a',b]"]),
@@ -62,6 +64,11 @@ def test_words_are_expanded_as_a_shell_does(script, expected):
         ("echo $((1 / 0))", "division by zero"),
         ("echo $((2 ** 70))", "an exponent is too large"),
         ("echo $((x[0]))", "$x is not set in the script"),
+        ('f() {\n echo a "$@"\n}', "it is known only where the function is called"),
+        ("f() {\n echo a $*\n}", "it is known only where the function is called"),
+        ("function f {\n n=${1:-5}; echo $n\n}", "it is known only where the function is called"),
+        ("f() {\n if [ $# -gt 0 ]; then n=1; else n=2; fi\n echo $n\n}", "it is set in a condition or a loop"),
+        ("echo a$'\\n'", "$'…' is not evaluated"),
         ("x=1\n((x *= 2))\necho $x", "it is changed by (("),
         ("x=1\n(( ++x ))\necho $x", "it is changed by (("),
         ("x=1\nlet x=2\necho $x", "it is changed by let"),
@@ -185,6 +192,14 @@ def test_text_of_a_command_line_is_kept_as_it_is():
     assert [typed(text) for text in ("'x'", '" y"', " [1, 2]", "{a: 1}", "")] == ["x", " y", [1, 2], {"a": 1}, None]
 
 
+def test_a_mapping_of_hydra_needs_no_spaces():
+    texts = ["{a:1,b:[1,2]}", "{a:{b:x:y},c:False}", "[{a:1}]", "{a:http://x}", "{'a,b:c':1}", '{"a": "x,y:z"}', "{a:}"]
+    assert [typed(text) for text in texts] == [
+        {"a": 1, "b": [1, 2]}, {"a": {"b": "x:y"}, "c": False}, [{"a": 1}], {"a": "http://x"}, {"a,b:c": 1},
+        {"a": "x,y:z"}, {"a": None},
+    ]  # fmt: skip
+
+
 def test_an_apostrophe_in_double_quotes_closes_nothing():
     script = "A=\"$(echo \"it's\")\"\nB=$(cd \"$(dirname '(')\" && pwd)\nrun 'x' $(echo '(')y"
     assert words(script)[:2] == ["run", "x"]
@@ -235,6 +250,13 @@ def test_an_override_takes_the_place_of_a_section_of_the_file(tmp_path):
     script = "python3 x.py --config a.yaml gconfig.n_samples=8 gconfig='{top_p: 0.5}' critic=null ~actor.reward_norm"
     keys = read_script(script, "s", tmp_path).keys
     assert dict(keys) == {"gconfig.n_samples": 8, "gconfig.top_p": 0.5, "actor.path": "m", "critic": None}
+
+
+def test_a_variable_that_is_not_set_is_no_value_of_the_option_before():
+    keys = read_script("trl grpo --beta 0 $EXTRA --model_name_or_path $M --reward_funcs a b", "s").keys
+    assert (keys["beta"], keys["reward_funcs"]) == (0, ["a", "b"])
+    assert keys["$EXTRA"].why == "$EXTRA is not set in the script"
+    assert isinstance(keys["model_name_or_path"], UnknownValue)
 
 
 @pytest.mark.slow

@@ -71,6 +71,11 @@ def test_several_files_are_a_list_of_sources(recipe):
     text, rows = recipe(script + "--dataset a#1000 b#500 --num_train_epochs 2 --reward_funcs accuracy")
     assert text["data"]["train"] == [{"source": "a", "weight": 1000.0}, {"source": "b", "weight": 500.0}]
     assert text["train"]["steps"] == 3000
+    text, _ = recipe(script + "--dataset a/b:main#8 hf::c/d e:x/y --val_dataset a/b:test --reward_funcs accuracy")
+    assert text["data"]["train"] == [{"source": "a/b", "name": "main"}, "hf::c/d", "e:x/y"]
+    assert text["data"]["eval"] == {"source": "a/b", "name": "test"}
+    text, _ = recipe(script + "--dataset a:main#8 b#2 --reward_funcs accuracy")
+    assert text["data"]["train"][0] == {"source": "a", "name": "main", "weight": 8.0}
 
 
 def test_a_mixture_of_trl_is_a_list_of_sources(recipe):
@@ -152,6 +157,16 @@ def test_of_two_training_commands_one_is_chosen_and_the_row_says_so(recipe, tmp_
     with pytest.raises(UserError, match="--command 3: it has 2 training commands"):
         read_run(tmp_path / "run.sh", 3)
     assert "(command)" not in recipe(TWO.format(0.1) * 2)[1]
+
+
+def test_the_arguments_of_a_function_are_not_left_out(recipe):
+    call = verl(f"{ROLLOUT}.n=8")
+    _, rows = recipe(f'train() {{\n{call} "$@"\n}}\ntrain {ROLLOUT}.n=4\n')
+    assert (rows["(arguments)"].learns, rows["(arguments)"].note) == (
+        True,
+        "it is known only where the function is called",
+    )
+    assert "(arguments)" not in recipe(f'{call} "$@"\n')[1]
 
 
 def test_a_file_of_settings_has_no_commands_to_choose_from(tmp_path):
@@ -285,6 +300,21 @@ def test_megatron_has_defaults_of_its_own(recipe, tmp_path):
     )
     text, rows = recipe(f"{script} --use_ray --config ray.yaml")
     assert (text["model"]["lora"]["rank"], rows["lora_rank"].here) == (4, "model.lora.rank: 4")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "limit"),
+    [
+        ("run.sh", "trl grpo --num_processes 1 --num_generations 8", " --max_prompt_length 64"),
+        ("run.sh", "NPROC_PER_NODE=8 swift rlhf --rlhf_type grpo --model m", " --max_length 64"),
+        ("a.yaml", "gconfig: {n_samples: 4}\ntrain_dataset: {path: d, batch_size: 4", ", max_length: 64"),
+    ],
+)
+def test_prompts_without_a_limit_have_a_row(recipe, name, text, limit):
+    end = "}\nactor: {path: m}\n" if name == "a.yaml" else ""
+    assert recipe(text + end, name)[1]["(prompt length)"].here == "data.max_prompt_tokens: 1024, the default"
+    written, rows = recipe(text + limit + end, name)
+    assert (written["data"]["max_prompt_tokens"], "(prompt length)" in rows) == (64, False)
 
 
 def test_the_fewest_processes_that_give_whole_groups(recipe):

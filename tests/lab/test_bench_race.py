@@ -82,6 +82,22 @@ def test_a_micro_batch_is_part_of_an_update():
     assert (given["per_device_train_batch_size"], given["gradient_accumulation_steps"]) == (32, 2)
     assert given["steps_per_generation"] == 4
     assert how.samples_at_once(16, 8) == 16
+    assert [how.samples_at_once(samples, 8) for samples in (48, 40, 33)] == [24, 20, 11]
+
+
+def test_a_peer_samples_as_the_recipe_does():
+    sampling = ("sampling.temperature=0.9", "sampling.top_p=0.8", "sampling.top_k=20", "sampling.min_p=0.1")
+    for settings, expected in ((sampling, (0.9, 0.8, 20, 0.1)), ((), (1.0, 1.0, 0, None))):
+        job = RaceJob("trl", "demo", (*SMALL, *settings), 0, 2, 1)
+        given = arguments(job, job.config(), TRL_VARIANTS["whole"], torch.device("cpu"), torch.float32)
+        assert tuple(given[name] for name in ("temperature", "top_p", "top_k", "min_p")) == expected
+
+
+def test_samples_of_a_race_end_in_every_variant():
+    job = RaceJob("trl", "demo", SMALL, 0, 2, 1)
+    for name, how in TRL_VARIANTS.items():
+        given = arguments(job, job.config(), how, torch.device("cpu"), torch.float32)
+        assert given["generation_kwargs"] == {}, name
 
 
 def test_kept_results_are_not_run_again(tmp_path):

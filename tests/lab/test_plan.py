@@ -231,6 +231,15 @@ def test_drawing_ahead_is_the_fastest_where_engines_are_spare(seed):
     assert plain.staleness < ahead.staleness <= 1
 
 
+@pytest.mark.parametrize("way", ["rounds", "streaming"])
+def test_with_a_dynamic_batch_a_step_draws_once(way):
+    config = small("sampling.prompts_per_step=32", "sampling.dynamic_batch=true")
+    generated, trained = simulation(config, Layout(2)).run(way).tokens
+    plain = simulation(small("sampling.prompts_per_step=32", "sampling.dynamic=false"), Layout(2), acceptance=1)
+    assert generated == plain.run(way).tokens[0]
+    assert 0.3 < trained / generated < 0.7, "half of the groups pass"
+
+
 def test_without_a_filter_streaming_takes_as_long_as_rounds():
     run = simulation(small("sampling.dynamic=false"), Layout(1), acceptance=1.0)
     rounds, streaming = run.run("rounds"), run.run("streaming")
@@ -284,6 +293,17 @@ def test_a_critic_is_trained_as_long_as_the_policy_and_scores_once():
     assert both.even == pytest.approx(plain.even * (6 + 1 / 3) / 3)
     assert both.optimizer == pytest.approx(2 * plain.optimizer)
     assert both.transfer == plain.transfer
+
+
+def test_what_scores_the_batch_before_the_update_takes_a_forward_pass():
+    def update(*overrides):
+        config = small("train.mini_batches=2", *overrides)
+        return simulation(config, Layout(2), steps=1, warmup=0).run("rounds").steps[0].update
+
+    plain = update()
+    for setting in ("algo.kl_coef=0.01", "algo.proximal=recomputed", "algo.top_entropy_quantile=0.2"):
+        assert update(setting).even == pytest.approx(plain.even * 4 / 3), setting
+    assert update("algo.kl_coef=0.01", "algo.proximal=recomputed").even == pytest.approx(plain.even * 5 / 3)
 
 
 # Memory

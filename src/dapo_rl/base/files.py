@@ -16,6 +16,8 @@ FULL = 32 << 20
 @contextmanager
 def beside(path: Path) -> Iterator[Path]:
     """A temporary path to write to; it replaces `path` if the block succeeds."""
+    if path.is_dir():  # `.` has no name, and the message would be about the draft
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     draft = path.with_name(f".{path.name}.tmp")
     try:
         yield draft

@@ -51,6 +51,7 @@ def derive_areal(draft: Draft) -> None:
         f"actor.{name}" for name in ("use_lora", "lora_rank", "lora_alpha", "target_modules")
     )
     shared.lora(draft, bool(draft.value(switch)), (rank,), alpha, targets, 32, switch)
+    shared.limit_prompts(draft)
     mode = draft.value("stats_logger.wandb.mode")
     areal_turns(draft)
     draft.put("log.trackers", ["wandb"] if mode in ("online", "offline") else [], "stats_logger.wandb.mode")

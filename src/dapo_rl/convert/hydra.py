@@ -13,6 +13,8 @@ from dapo_rl.config.recipe import parse_yaml
 
 _FLOAT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 _WORD = re.compile(r"[^\s:#&]*")
+_ENTRY = re.compile(r"""("[^"]*"|'[^']*')|(?<=[{,])(\s*[\w.@/-]+):(?=[^\s,}])""")
+"""A quoted text, or an entry of Hydra's `{a:1,b:2}`, for which YAML wants a space."""
 _REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 _MOST_RESOLVED = 20
 _MOST_REFERRED_TO = 100
@@ -34,7 +36,7 @@ def typed(text: str) -> Any:
     if "${" in text:  # left for `interpolated`
         return text
     try:
-        value = numbers(parse_yaml(text))
+        value = numbers(parse_yaml(_ENTRY.sub(lambda match: match[1] or f"{match[2]}: ", text)))
     except yaml.YAMLError:
         return text
     # Comments, folded lines, dates and mappings without braces are YAML's alone: here they are text.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from dapo_rl.config.peers import reason
@@ -46,6 +47,7 @@ def derive_swift(draft: Draft) -> None:
     swift_teacher(draft)
     swift_turns(draft)
     ask_for_reward(draft)
+    shared.limit_prompts(draft)
 
 
 def _dynamic_sampling(draft: Draft) -> None:
@@ -85,17 +87,24 @@ def _sources(draft: Draft) -> None:
         if value is None or not parts:
             draft.unused("no source", key)
             continue
-        entries: list[Any] = [source for source, _ in parts]
+        entries: list[Any] = [_named(source) for source, _ in parts]
         note = "from all rows; theirs are samples. Write shorter files" if any(counts) else ""
         if len(parts) == 1 and counts:
             note = f"all of its rows; theirs is a sample of {counts[0]}. Write a shorter file"
         elif len(parts) > 1 and trains and all(rows for _, rows in parts):
             note = f"mixed by the numbers of rows, {note}"
-            entries = [{"source": source, "weight": float(rows or 0)} for source, rows in parts]
+            named = [entry if isinstance(entry, dict) else {"source": entry} for entry in entries]
+            entries = [entry | {"weight": float(rows or 0)} for entry, (_, rows) in zip(named, parts, strict=True)]
         chosen = entries if len(parts) > 1 else entries[0]
         draft.put(ours, chosen, key, note=note, differs=bool(note), learns=bool(note) and trains)
         if trains and len(counts) == len(parts):
             draft.prompts = draft.prompts or sum(counts)
+
+
+def _named(source: str) -> str | dict[str, str]:
+    """`NAME:SUBSET`, a data set of a hub and its configuration."""
+    path, _, subset = source.partition(":")
+    return {"source": path, "name": subset} if re.fullmatch(r"[\w.-]+", subset) and subset != "all" else source
 
 
 def _split(name: str) -> tuple[str, int | None]:

@@ -300,10 +300,11 @@ def _options(words: Sequence[Word]) -> dict[str, Any]:
             key, equals, value = word.text[2:].partition("=")
             key = key.replace("-", "_")
             values[key] = [_value(word, value)] if equals else []
-        elif key:
+        elif key and not (word.unknown and values[key]):
             values[key].append(_value(word, word.text))
         elif word.text:
-            values[word.text] = [UnknownValue(word.text, "it is not an option")]
+            why = word.unknown if key and word.unknown else "it is not an option"
+            values[word.text] = [UnknownValue(word.text, why)]
     return _flat({key: True if not items else items[0] if len(items) == 1 else items for key, items in values.items()})
 
 

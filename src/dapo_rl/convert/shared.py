@@ -46,6 +46,14 @@ def steps_from_epochs(draft: Draft, key: str) -> None:
         draft.put("train.steps", steps, key, note=note)
 
 
+def limit_prompts(draft: Draft) -> None:
+    """Other libraries take prompts of any length unless they are given a limit."""
+    if (ours := "data.max_prompt_tokens") not in draft.settings:
+        note = "longer prompts are dropped and counted, and there none is; same if no prompt is that long"
+        here = f"{ours}: {draft.setting(ours)}, the default"
+        draft.add_row("(prompt length)", "no limit", "differs", here, note)
+
+
 def warmup_from_share(draft: Draft, share: float, *keys: str, note: str = "") -> None:
     """`train.warmup_steps` from a share of all steps, which needs their number."""
     steps = draft.settings.get("train.steps")
@@ -114,7 +122,7 @@ def lora(
 def adam_betas(draft: Draft, first: str, second: str) -> None:
     """`train.betas` from two settings."""
     if draft.has(first, second) or second in draft.library.defaults:
-        betas = [draft.number(first) or 0.9, draft.number(second) or 0.999]
+        betas = [draft.number_or(0.9, first), draft.number_or(0.999, second)]
         draft.put("train.betas", betas, first, second)
 
 

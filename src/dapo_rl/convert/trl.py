@@ -41,6 +41,7 @@ def derive_trl(draft: Draft) -> None:
     _source(draft)
     trl_turns(draft)
     ask_for_reward(draft)
+    shared.limit_prompts(draft)
     uses_lora = bool(draft.value("use_peft"))
     shared.lora(draft, uses_lora, ("lora_r", "lora_rank"), "lora_alpha", "lora_target_modules", 16, switch="use_peft")
 
@@ -75,6 +76,8 @@ def derive_updates(draft: Draft) -> None:
     for key, ours in (("save_steps", "checkpoint.every"), ("eval_steps", "eval.every")):
         _interval(draft, key, ours)
     for key in ("eval_strategy", "evaluation_strategy"):
+        if draft.value(key) == "epoch":
+            draft.explain(key, "differs", "eval.every", "epoch: set it to the steps of a pass")
         note = "no: only before the first step and after the last" if draft.value(key) in _NEVER else ""
         draft.explain(key, "default here" if note else "same", "eval.every", note)
 

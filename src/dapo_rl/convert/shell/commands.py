@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dapo_rl.convert.shell.conditions import Block, both, either, holds, matches_any, opposite, status_of
-from dapo_rl.convert.shell.words import LONGEST_WORD, ShellVariables, Word, WordReader, limit_words
+from dapo_rl.convert.shell.words import LONGEST_WORD, OF_FUNCTION, ShellVariables, Word, WordReader, limit_words
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?=)")
 _OPERATOR = re.compile(r";;&|;;|;&|&&|\|\||\|&|[\n;&|()]")
@@ -95,6 +95,10 @@ class ShellReader(WordReader):
         self._count += len(words)
         limit_words(self._count)
         self._variables.grow(sum(len(word.text) for word in words))
+
+    def _arguments(self) -> list[Word]:
+        in_function = any(block.kind == "function" for block in self._blocks)
+        return [Word("(arguments)", OF_FUNCTION)] if in_function else []
 
     def _end(self) -> None:
         """Ends a command: assigns its variables, or records it with them."""

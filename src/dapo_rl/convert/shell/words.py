@@ -21,7 +21,9 @@ _PLAIN_IN_QUOTES = re.compile(r"""[^"\\$`]+""")
 _CONTINUED = re.compile(r"\\\r?\n")
 """A backslash at the end of a line, which joins it with the next one."""
 _ARGUMENTS = re.compile(r"\$[@*]")
-"""The arguments of the script, of which there are none."""
+"""The arguments of the script, of which there are none, or of a function."""
+_ANSI_C = re.compile(r"\$(?=')")
+OF_FUNCTION = "it is known only where the function is called"
 _PARAMETER = re.compile(r"[A-Za-z_]\w*|[\d#?$!]")
 SEPARATORS = "\n;&|()"
 
@@ -97,9 +99,14 @@ class WordReader:
     def _read(self, stops: str, splits: bool = True) -> list[Word]:
         words = _Words()
         while self._at < len(self._text) and (character := self._text[self._at]) not in stops:
-            if self._take(_CONTINUED) or (splits and self._take(_ARGUMENTS)):
+            if self._take(_CONTINUED):
                 continue
-            if character in '$`"':
+            if splits and self._take(_ARGUMENTS):
+                words.add(*self._arguments())
+            elif self._take(_ANSI_C):
+                text = self._literal("'")
+                words.add(Word(text, "$'…' is not evaluated" if "\\" in text else None))
+            elif character in '$`"':
                 pieces = self._quoted() if character == '"' else self._expansion()
                 if not splits:
                     pieces = [self.joined(pieces)]
@@ -147,7 +154,8 @@ class WordReader:
             if self._take(_CONTINUED):
                 continue
             if self._take(_ARGUMENTS):
-                vanished = True
+                words.add(*(pieces := self._arguments()))
+                vanished |= not pieces
             elif character in "$`":
                 pieces = self._expansion()
                 vanished |= not pieces
@@ -177,7 +185,7 @@ class WordReader:
         if not (name := self._take(_PARAMETER)):
             return [Word("$")]
         if name == "#":  # the number of arguments: as for $@, the script is run without any
-            return [Word("0")]
+            return [Word("$#", OF_FUNCTION) if self._arguments() else Word("0")]
         is_name = name[0].isalpha() or name[0] == "_"
         return self._variable(name) if is_name else [Word(f"${name}", f"${name} is set when the script runs")]
 
@@ -203,6 +211,10 @@ class WordReader:
                 return self._text[start + 1 : at - 1]
         raise UserError(f"${opening} is not closed")
 
+    def _arguments(self) -> list[Word]:
+        """What `$@` stands for, with or without quotes."""
+        return []
+
     def _variable(self, name: str) -> list[Word]:
         value = self._variables.get(name)
         if value is None:
@@ -216,6 +228,8 @@ class WordReader:
         if match is None:
             return [shown_whole]
         name, every, operation = match.groups()
+        if name.isdigit() and self._arguments():
+            return [Word(shown_whole.text, OF_FUNCTION)]
         value = self._variables.get(name)
         if every == "[*]" and isinstance(value, list) and not operation:
             return [self.joined(value)]

@@ -24,8 +24,9 @@ class Variant:
     """Further arguments of GRPOConfig."""
 
     def samples_at_once(self, samples: int, group_size: int) -> int:
-        """The size of the micro-batches of an update on so many samples."""
-        return group_size if self.accumulate else min(samples, self.micro_batch or samples)
+        """The size of the micro-batches of an update on so many samples, which it divides."""
+        most = min(samples, self.micro_batch or samples)
+        return group_size if self.accumulate else next(n for n in range(most, 0, -1) if samples % n == 0)
 
 
 TRL_VARIANTS: dict[str, Variant] = {

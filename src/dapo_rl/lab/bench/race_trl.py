@@ -119,6 +119,8 @@ def arguments(job: RaceJob, config: Config, how: Variant, device: torch.device, 
         "mask_truncated_completions": config.overlong.mask_truncated,
         "temperature": sampling.temperature,
         "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p or None,
         "learning_rate": train.lr,
         "lr_scheduler_type": SCHEDULES[train.lr_schedule],
         "warmup_steps": train.warmup_steps * updates,
@@ -137,7 +139,8 @@ def arguments(job: RaceJob, config: Config, how: Variant, device: torch.device, 
     if how.vllm:
         longest = config.data.max_prompt_tokens + sampling.max_new_tokens
         given |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": longest}
-    return given | how.arguments
+    # Those of a variant make every sample as long as the next one.
+    return given | {name: value for name, value in how.arguments.items() if name != "generation_kwargs"}
 
 
 class Rewards:

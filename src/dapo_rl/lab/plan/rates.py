@@ -217,12 +217,13 @@ def update_time(
     mini_batches: int,
     epochs: int = 1,
     critic: bool = False,
+    scored: int = 0,
     transfer: float = 0.0,
 ) -> UpdateTime:
     """The time of a step's updates, in which samples are spread over the ranks by their tokens.
 
     `lengths` are the step's samples in the order of training, and `token_budget` the tokens of a micro-batch. A critic
-    of the same size is trained too, and scores each sample once.
+    of the same size is trained too, and scores each sample once, as do `scored` others before the first update.
     """
     size = max(1, ceil(len(lengths) / mini_batches))
     even = uneven = traffic = 0.0
@@ -238,7 +239,7 @@ def update_time(
         traffic += max(0.0, rates.gradients(ceil(most / token_budget), gpus) - longest)
         updates += 1
     often = epochs * (2 if critic else 1)
-    passes = often + (FORWARD_SHARE if critic else 0.0)
+    passes = often + FORWARD_SHARE * (critic + scored)
     return UpdateTime(
         even * passes, uneven * passes, traffic * often, updates * often * rates.optimizer(gpus), transfer
     )

@@ -165,7 +165,12 @@ class Simulation:
         )
 
     def _update(self, fill: SampledBatch) -> UpdateTime:
-        memory, train = self.memory, self.memory.config.train
+        memory, config, train = self.memory, self.memory.config, self.memory.config.train
+        scores = (
+            config.scores_first,
+            config.needs_reference or config.teacher.loaded,
+            config.algo.top_entropy_quantile < 1,
+        )
         return update_time(
             self.rates,
             self.share * [len(sample.token_ids) for group in fill.kept for sample in group.samples],
@@ -175,7 +180,8 @@ class Simulation:
             recompute=memory.recompute,
             mini_batches=train.mini_batches,
             epochs=train.epochs_per_step,
-            critic=memory.config.has_critic,
+            critic=config.has_critic,
+            scored=sum(scores),
             transfer=self.rates.transfer(memory.layout.gpus),
         )
 
@@ -199,13 +205,15 @@ class Simulation:
         settings = self.settings
         params = SamplingParams(max_new_tokens=settings.max_new_tokens)
         if way == "rounds":
-            size = self.round_size if settings.dynamic else 1
-            return Rounds(engine, params, settings.group_size, round_size=size)
+            once = settings.dynamic_batch
+            size, most = self.round_size if settings.dynamic and not once else 1, 1 if once else 10**9
+            return Rounds(engine, params, settings.group_size, round_size=size, most=most)
         carry = SamplingSettings(
             group_size=settings.group_size,
             prompts_per_step=self.prompts,
             max_new_tokens=settings.max_new_tokens,
             dynamic=settings.dynamic,
+            dynamic_batch=settings.dynamic_batch,
             surplus="carry",
             max_staleness=max(1, settings.max_staleness),
             ahead=settings.ahead,
