@@ -278,6 +278,18 @@ def test_an_engine_that_fails_while_it_loads_is_replaced(warm_engines, tmp_path)
         pool.close()
 
 
+def test_an_engine_that_is_lost_in_a_long_update_has_its_time_to_start_again(warm_engines):
+    pool = EnginePool(stepping(0.002), Numbers(0), ClusterSettings(engines=1, timeout_s=20))
+    try:
+        pool._served -= engine_pool.START_S  # nothing was asked of the engine for so long
+        kill(pool, 0)
+        pool.receive(1, Numbers(7))
+        pool.submit(request(0))
+        assert all((sample.logps == -7).all() for sample in everything(pool).values())
+    finally:
+        pool.close()
+
+
 def test_an_engine_whose_weights_were_lost_gets_them_again_and_does_not_count_as_lost(warm_engines, tmp_path):
     notes = []
     make = stepping(0.002, lost_weights=7.0, flag=str(tmp_path / "lost"))

@@ -308,6 +308,7 @@ class EnginePool(Engine):
         except (EngineLostError, WeightsLostError) as error:
             orders = replica.end()
             self._waiting += orders
+            self._served = time.monotonic()  # it may be long since the last look
             if isinstance(error, EngineLostError):
                 self._count_loss(replica, error, len(orders))
             else:  # Ray did not know of it when the engine was given them
