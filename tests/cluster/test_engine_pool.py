@@ -22,6 +22,7 @@ from dapo_rl.config import ClusterSettings, SamplingSettings
 from dapo_rl.engines.protocol import Request, SamplingParams, engine_metrics
 from dapo_rl.errors import UserError
 from dapo_rl.rollout.sampler import Sampler
+from dapo_rl.types import Trajectory
 
 pytestmark = pytest.mark.slow
 
@@ -175,6 +176,20 @@ def test_cancelled_requests_do_not_come_back(pool):
     assert pool.pending == 4 * GROUP - len(samples)
     pool.submit(request(1))
     assert samples | everything(pool) == plain_samples([0, 1, 2, 3, 5])
+
+
+def test_samples_that_came_back_before_an_engine_was_lost_are_not_counted_as_cancelled(pool):
+    pool.submit(request(0))
+    begun = pool.take_unfinished()[0].left([Trajectory.nothing(i).then([1] * (i + 1), 0.0, 0) for i in range(GROUP)])
+    pool.submit(begun)
+    done = {index for _, index in first(pool)}
+    assert 0 < len(done) < GROUP
+    for index in range(3):
+        kill(pool, index)
+    while not pool._waiting:
+        pool._tend()
+        pool._collect([replica for replica in pool._replicas if replica.orders], 0.1)
+    assert pool.cancel(["draw-0"]) == sum(index + 1 for index in range(GROUP) if index not in done)
 
 
 @pytest.mark.parametrize("taken", [False, True])

@@ -130,7 +130,7 @@ class EnginePool(Engine):
         unwanted = set(ids)
         lost = sum(len(done.sample.token_ids) for done in self._finished if done.request_id in unwanted)
         self._finished = [done for done in self._finished if done.request_id not in unwanted]
-        lost += sum(order.request.tokens for order in self._waiting if order.request.id in unwanted)
+        lost += sum(order.left().tokens for order in self._waiting if order.request.id in unwanted)
         self._waiting = [order for order in self._waiting if order.request.id not in unwanted]
         calls = []
         for replica in self._replicas:
