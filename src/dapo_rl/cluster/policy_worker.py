@@ -230,7 +230,7 @@ class LearnerWorker(Learner[Stats]):
         """The ranks of a host share its memory."""
         held = sum(_local(parameter).nbytes for parameter in self.model.parameters() if parameter.requires_grad)
         moments = held // 2 if self._train.optimizer == "adamw_8bit" else 2 * held
-        copied = (held * (1 if self._synced is None else 2) + moments) * self._place.of_host
+        copied = self.copies * (held * (1 if self._synced is None else 2) + moments) * self._place.of_host
         return why_no_copy(copied, 0 if self._place.device.type == "cuda" and not self._offload else copied)
 
     def _not_finite(self, tensors: Any) -> str | None:
