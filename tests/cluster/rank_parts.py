@@ -1,11 +1,15 @@
 """Policies of the embedded model for tests, in one process and on ranks."""
 
+import time
+from datetime import timedelta
 from functools import cache
 from typing import ClassVar
+from unittest import mock
 
 import numpy as np
 import torch
 from support import small_model, tokenizer, train_sample
+from torch.distributed import distributed_c10d
 
 from dapo_rl.cluster.distributed_policy import DistributedPolicy
 from dapo_rl.cluster.place import Place
@@ -66,6 +70,17 @@ class Rank:
     def build(self, tied=True, reference=False, changes=None):
         model, how = parts(tied, reference, changes or {})
         self.policy = PolicyWorker(lambda: (model, how), place=self._place, **settings(**(changes or {})))
+
+    def build_late(self, seconds):
+        """Loads for longer than torch's groups wait by default."""
+        model, how = parts(True, False, {})
+
+        def load():
+            time.sleep(seconds)
+            return model, how
+
+        with mock.patch.object(distributed_c10d, "default_pg_timeout", timedelta(seconds=seconds / 2)):
+            self.policy = PolicyWorker(load, place=self._place, **settings())
 
     def gradients(self):
         full = {n: p.grad.full_tensor() for n, p in self.policy.model.named_parameters() if p.grad is not None}

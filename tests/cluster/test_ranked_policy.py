@@ -219,6 +219,12 @@ def test_a_single_sample_that_does_not_fit_is_an_error_of_all_ranks(policy_on):
     assert math.isfinite(policy_on(2).update(make_samples(), 1e-4).metrics["actor/grad_norm"])
 
 
+def test_ranks_wait_for_one_that_loads_for_longer_than_torch_would_wait(policy_on):
+    ranks = policy_on(2).ranks
+    ranks.call("build_late", [(2.0,)] * 2)
+    assert ranks.call("budget") == [60, 60]
+
+
 @pytest.mark.parametrize("count", [1, 3])
 def test_ranks_without_samples_take_part(policy_on, count):
     samples = make_samples(count=count, group_size=1)

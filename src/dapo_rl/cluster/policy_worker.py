@@ -25,7 +25,8 @@ from dapo_rl.base.hashing import Digests
 from dapo_rl.cluster.fsdp import RanksOutOfMemoryError, ShardedLogps, ShardedValues
 from dapo_rl.cluster.network import open_tcp_store
 from dapo_rl.cluster.place import Place
-from dapo_rl.cluster.placeholder_sample import PLACEHOLDER, placeholder_like
+from dapo_rl.cluster.placeholder_sample import PLACEHOLDER
+from dapo_rl.cluster.ray_ranks import COLLECTIVE
 from dapo_rl.cluster.sharded_checkpoint import frozen_checksum, own_digests, read_shards, shard_tensors, write_shards
 from dapo_rl.cluster.weights_broadcast import Address, ChannelBrokenError, WeightChannel, WeightLayout
 from dapo_rl.cluster.weights_ipc import Bucket, lend, memory_of
@@ -70,8 +71,8 @@ class LearnerWorker(Learner[Stats]):
         self._mesh = init_device_mesh(place.device.type, (place.world_size,))
         self._host_mesh = self._mesh if place.device.type == "cpu" else init_device_mesh("cpu", (place.world_size,))
         # Waits on the host alone: what ranks agree on does not synchronise the device.
-        self._talk = dist.new_group(backend="gloo")
-        self._disk = dist.new_group(backend="gloo")
+        self._talk = dist.new_group(backend="gloo", timeout=COLLECTIVE)
+        self._disk = dist.new_group(backend="gloo", timeout=COLLECTIVE)
         """Used by the thread that writes checkpoints, at the same time as the others."""
         self._to_write: dict[str, Any] = {}
         for turn in range(max(self._gather(place.of_host))):
