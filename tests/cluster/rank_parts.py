@@ -1,5 +1,7 @@
 """Policies of the embedded model for tests, in one process and on ranks."""
 
+import errno
+import os
 import time
 from datetime import timedelta
 from functools import cache
@@ -10,6 +12,7 @@ import numpy as np
 import torch
 from support import small_model, tokenizer, train_sample
 from torch.distributed import distributed_c10d
+from torch.distributed.checkpoint import filesystem
 
 from dapo_rl.cluster.distributed_policy import DistributedPolicy
 from dapo_rl.cluster.place import Place
@@ -127,6 +130,12 @@ class Rank:
 
         if self._place.rank == rank:
             self.policy.model.model.layers[layer].self_attn.register_forward_pre_hook(check, with_kwargs=True)
+
+    def write_over_quota(self, directory):
+        """A file server may report it when a file is complete."""
+        error = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        with mock.patch.object(filesystem.os, "fsync", side_effect=error):
+            self.policy.write_shards(directory)
 
     def budget(self):
         return self.policy._token_budget

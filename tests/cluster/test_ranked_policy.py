@@ -12,7 +12,7 @@ from support import make_prompt, with_reference
 from dapo_rl.cluster import weights_object_store as stored_weights
 from dapo_rl.cluster.weights_object_store import StoredWeights
 from dapo_rl.config import AlgoSettings, TrainSettings
-from dapo_rl.errors import NonFiniteError, UserError
+from dapo_rl.errors import NonFiniteError, UnsavedError, UserError
 from dapo_rl.train.checkpoint import Checkpoints
 from dapo_rl.train.off_policy import with_corrections
 from dapo_rl.types import Batch, Group
@@ -356,6 +356,16 @@ def test_a_run_publishes_and_restores_the_shards(policy_on, tmp_path):
     assert checkpoints.restore([other]).step == 1
     for name, weight in weights_of_policy(other).items():
         assert torch.equal(weight, weights[name])
+
+
+def test_shards_that_the_system_does_not_let_ranks_write_are_unsaved(policy_on, tmp_path):
+    """The run goes on without the checkpoint, as that of one process does."""
+    ranked = policy_on(2)
+    ranked.ranks.call("copy_shards")
+    with pytest.raises(UnsavedError, match="the checkpoint cannot be written: Disk quota exceeded") as raised:
+        ranked.ranks.call("write_over_quota", [(tmp_path / "over",)] * 2)
+    assert raised.value.remedy == "free some space"
+    write(ranked, tmp_path / "again")
 
 
 def test_a_checkpoint_is_written_while_the_ranks_go_on(policy_on, tmp_path):
