@@ -151,6 +151,22 @@ def test_a_custom_loss_gets_its_columns_on_two_ranks(policy_on, tmp_path, count)
     assert_same_gradients(ranked, one)
 
 
+SCALED = """
+def loss(new_logps, old_logps, advantages, mask):
+    return -(new_logps - old_logps).exp() * advantages / advantages[mask].abs().max()
+"""
+
+
+def test_a_custom_loss_is_not_called_for_a_rank_without_samples(policy_on, tmp_path):
+    """There is no token that it could expect."""
+    (tmp_path / "scaled.py").write_text(SCALED, encoding="utf-8")
+    how = {"algo": AlgoSettings(loss=f"{tmp_path / 'scaled.py'}:loss")}
+    one, ranked = one_process(**how), policy_on(2, **how)
+    samples = make_samples(count=1)
+    assert_same_update(ranked.update(samples, 1e-4), one.update(samples, 1e-4))
+    assert_same_gradients(ranked, one)
+
+
 def test_off_policy_corrections_are_those_of_one_process_with_ranks_without_samples(policy_on):
     algo = AlgoSettings(
         **{"proximal": "recomputed", "importance_cap": 1.2, "importance_floor": 0.9, "importance_level": "sequence"},

@@ -41,7 +41,6 @@ from dapo_rl.models.save import save_model, why_no_copy
 from dapo_rl.models.values import TokenValues
 from dapo_rl.train.coefficients import Coefs
 from dapo_rl.train.critic import HFCritic
-from dapo_rl.train.custom import CustomLoss
 from dapo_rl.train.learner import Learner, Stats, budget_note
 from dapo_rl.train.loss_denominators import Counts
 from dapo_rl.train.policy import HFPolicy
@@ -274,8 +273,6 @@ class PolicyWorker(LearnerWorker[TokenStats], HFPolicy):
 
     def update(self, samples: Sequence[Trajectory], lr: float, coefs: Coefs | None = None) -> Update:
         with self._timed():
-            if isinstance(self._losses, CustomLoss):  # may take any column, and a rank may have no sample
-                self._placeholder = placeholder_like(samples, self._gather)
             return super().update(samples, lr, coefs)
 
     def work_done(self) -> tuple[float, int]:
