@@ -106,9 +106,11 @@ def test_an_asynchronous_run_adds_up_although_an_engine_is_killed_and_it_is_resu
     assert sum(note.startswith("engine 1 was lost: ") for note in notes) == 1
 
 
-def test_columns_that_nobody_knows_cross_engine_and_rank_actors(tmp_path):
-    """From an engine's actor to the driver, to the loss on a rank's actor, and into the log."""
-    columns = REPOSITORY / "tests" / "column_engine.py"
+def test_columns_that_nobody_knows_cross_engine_and_rank_actors(tmp_path, monkeypatch):
+    """From an engine's actor to the driver, to the loss on a rank's actor, and into the log. The file is relative to
+    the directory of the driver; Ray's is another."""
+    columns = "column_engine.py"
+    monkeypatch.chdir(REPOSITORY / "tests")
     parts = [f"engine={columns}:ColumnEngine", f"algo.loss={columns}:loss", f"reward.verifier={columns}:odd"]
     shape = ["train.steps=1", "sampling.max_new_tokens=8", "overlong.shape=off", "data.eval=null", "eval.every=null"]
     run(tmp_path / "run", "cluster.backend=ray", "cluster.ranks=2", *parts, *shape)

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,6 +59,12 @@ def ray_cluster(settings: ClusterSettings) -> Iterator[None]:
             where = "on this host" if settings.address is None else f"at {settings.address}"
             raise UserError(f"cluster.address: Ray cannot be used {where}: {one_line(error)}") from error
         yield
+
+
+def work_in(directory: str) -> None:
+    """Has an actor work where the driver does, if its host has that: settings name files relative to it."""
+    with suppress(OSError):
+        os.chdir(directory)
 
 
 def ray_logs() -> str:
