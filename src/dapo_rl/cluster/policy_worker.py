@@ -284,6 +284,11 @@ class PolicyWorker(LearnerWorker[TokenStats], HFPolicy):
         unit = 1 if sys.platform == "darwin" else 1024
         return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
+    def stored_buffers(self) -> dict[str, Tensor]:
+        """What the files of a model have beside its weights, such as the biases of a router."""
+        own = dict(self.model.named_buffers())
+        return {name: tensor.cpu() for name, tensor in self.model.state_dict().items() if name in own}
+
     def weight_layouts(self) -> list[WeightLayout]:
         plain = self._plain_weights().items()
         return [WeightLayout(name, tuple(weight.base.shape), weight.base.dtype) for name, weight in plain]
