@@ -436,3 +436,24 @@ def test_a_node_is_removed_and_another_is_added(ray_instance):
         pool.close()
         if node in ray_instance.worker_nodes:
             ray_instance.remove_node(node)
+
+
+def test_a_long_report_from_another_host_that_nobody_fetched_is_no_silence(ray_instance):
+    """The driver is in an update meanwhile."""
+    notes = []
+    node = ray_instance.add_node(num_cpus=3, resources={"spot": 3}, object_store_memory=80 << 20)
+    settings = ClusterSettings(engines=1, timeout_s=1, restarts=2)
+    pool = EnginePool(stepping(0.01), Numbers(0), settings, options={"resources": {"spot": 1}}, note=notes.append)
+    try:
+        pool.submit(request(0))
+        everything(pool)
+        pool.submit(request(1, count=1024))
+        pool.flush()
+        _update(pool)
+        pool._replicas[0].asks()
+        time.sleep(3)
+        assert len(everything(pool)) == 1024
+        assert notes == []
+    finally:
+        pool.close()
+        ray_instance.remove_node(node)
