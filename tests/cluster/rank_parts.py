@@ -1,11 +1,18 @@
 """Policies of the embedded model for tests, in one process and on ranks."""
 
+import errno
+import os
+import time
+from datetime import timedelta
 from functools import cache
 from typing import ClassVar
+from unittest import mock
 
 import numpy as np
 import torch
 from support import small_model, tokenizer, train_sample
+from torch.distributed import distributed_c10d
+from torch.distributed.checkpoint import filesystem
 
 from dapo_rl.cluster.distributed_policy import DistributedPolicy
 from dapo_rl.cluster.place import Place
@@ -67,6 +74,17 @@ class Rank:
         model, how = parts(tied, reference, changes or {})
         self.policy = PolicyWorker(lambda: (model, how), place=self._place, **settings(**(changes or {})))
 
+    def build_late(self, seconds):
+        """Loads for longer than torch's groups wait by default."""
+        model, how = parts(True, False, {})
+
+        def load():
+            time.sleep(seconds)
+            return model, how
+
+        with mock.patch.object(distributed_c10d, "default_pg_timeout", timedelta(seconds=seconds / 2)):
+            self.policy = PolicyWorker(load, place=self._place, **settings())
+
     def gradients(self):
         full = {n: p.grad.full_tensor() for n, p in self.policy.model.named_parameters() if p.grad is not None}
         return full if self._place.rank == 0 else None
@@ -112,6 +130,12 @@ class Rank:
 
         if self._place.rank == rank:
             self.policy.model.model.layers[layer].self_attn.register_forward_pre_hook(check, with_kwargs=True)
+
+    def write_over_quota(self, directory):
+        """A file server may report it when a file is complete."""
+        error = OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        with mock.patch.object(filesystem.os, "fsync", side_effect=error):
+            self.policy.write_shards(directory)
 
     def budget(self):
         return self.policy._token_budget

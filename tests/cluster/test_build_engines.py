@@ -1,15 +1,20 @@
 """The inputs that an actor builds its engine from, and the engine that it builds, without starting an actor."""
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
-from support import small_model
+from support import small_model, tokenizer
 
 from dapo_rl.cluster import build_engines
 from dapo_rl.cluster.build_engines import EngineParts, build_engine_pool
-from dapo_rl.config import Config, SamplingSettings
+from dapo_rl.cluster.meta_model import flesh_out, skeleton_of
+from dapo_rl.config import Config, ModelSettings, SamplingSettings
+from dapo_rl.models.load import load_empty
+from dapo_rl.models.save import save_model
+from dapo_rl.models.weights import ModelWeights
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 
@@ -85,3 +90,15 @@ def test_an_engine_that_starts_late_receives_the_version_that_it_starts_with(par
     assert engine.received == ([(3, weights)] if version else [])
     assert engine.named["copies"] is False
     assert torch.get_num_threads() == 2
+
+
+def test_an_engine_can_save_a_model_whose_sampling_settings_contradict_each_other(tmp_path):
+    """As vLLM's does, which reads the model from files."""
+    model = small_model()
+    for part in (model, tokenizer()):
+        part.save_pretrained(tmp_path / "model")
+    settings = {"eos_token_id": 2, "temperature": 0.9, "do_sample": False}
+    (tmp_path / "model" / "generation_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    empty, words = load_empty(ModelSettings(name=str(tmp_path / "model")))
+    save_model(flesh_out(skeleton_of(empty), ModelWeights(model), CPU), words, tmp_path / "again")
+    assert json.loads((tmp_path / "again" / "generation_config.json").read_text())["eos_token_id"] == 2

@@ -22,6 +22,7 @@ from dapo_rl.config import ClusterSettings, SamplingSettings
 from dapo_rl.engines.protocol import Request, SamplingParams, engine_metrics
 from dapo_rl.errors import UserError
 from dapo_rl.rollout.sampler import Sampler
+from dapo_rl.types import Trajectory
 
 pytestmark = pytest.mark.slow
 
@@ -177,6 +178,20 @@ def test_cancelled_requests_do_not_come_back(pool):
     assert samples | everything(pool) == plain_samples([0, 1, 2, 3, 5])
 
 
+def test_samples_that_came_back_before_an_engine_was_lost_are_not_counted_as_cancelled(pool):
+    pool.submit(request(0))
+    begun = pool.take_unfinished()[0].left([Trajectory.nothing(i).then([1] * (i + 1), 0.0, 0) for i in range(GROUP)])
+    pool.submit(begun)
+    done = {index for _, index in first(pool)}
+    assert 0 < len(done) < GROUP
+    for index in range(3):
+        kill(pool, index)
+    while not pool._waiting:
+        pool._tend()
+        pool._collect([replica for replica in pool._replicas if replica.orders], 0.1)
+    assert pool.cancel(["draw-0"]) == sum(index + 1 for index in range(GROUP) if index not in done)
+
+
 @pytest.mark.parametrize("taken", [False, True])
 def test_an_engine_that_is_killed_loses_nothing(pool, taken):
     """Nor does a sample come twice that had come back before others of its request."""
@@ -274,6 +289,18 @@ def test_an_engine_that_fails_while_it_loads_is_replaced(warm_engines, tmp_path)
             UserError, match=r"engine 0 was lost 2 times, and cluster.restarts is 1; .* it was killed or crashed; look"
         ):
             everything(pool)
+    finally:
+        pool.close()
+
+
+def test_an_engine_that_is_lost_in_a_long_update_has_its_time_to_start_again(warm_engines):
+    pool = EnginePool(stepping(0.002), Numbers(0), ClusterSettings(engines=1, timeout_s=20))
+    try:
+        pool._served -= engine_pool.START_S  # nothing was asked of the engine for so long
+        kill(pool, 0)
+        pool.receive(1, Numbers(7))
+        pool.submit(request(0))
+        assert all((sample.logps == -7).all() for sample in everything(pool).values())
     finally:
         pool.close()
 
@@ -409,3 +436,24 @@ def test_a_node_is_removed_and_another_is_added(ray_instance):
         pool.close()
         if node in ray_instance.worker_nodes:
             ray_instance.remove_node(node)
+
+
+def test_a_long_report_from_another_host_that_nobody_fetched_is_no_silence(ray_instance):
+    """The driver is in an update meanwhile."""
+    notes = []
+    node = ray_instance.add_node(num_cpus=3, resources={"spot": 3}, object_store_memory=80 << 20)
+    settings = ClusterSettings(engines=1, timeout_s=1, restarts=2)
+    pool = EnginePool(stepping(0.01), Numbers(0), settings, options={"resources": {"spot": 1}}, note=notes.append)
+    try:
+        pool.submit(request(0))
+        everything(pool)
+        pool.submit(request(1, count=1024))
+        pool.flush()
+        _update(pool)
+        pool._replicas[0].asks()
+        time.sleep(3)
+        assert len(everything(pool)) == 1024
+        assert notes == []
+    finally:
+        pool.close()
+        ray_instance.remove_node(node)

@@ -1,5 +1,8 @@
 """What the driver remembers of an engine that was lost."""
 
+import time
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
@@ -34,6 +37,14 @@ def test_what_an_engine_has_done_is_summed_over_its_actors():
     assert replica.timeout_s > 2.0, "the first samples of the next actor may take longer"
     replica.note(EngineReport(tokens=5, busy_s=0.5, preempted=2))
     assert replica.totals == Totals(35, 2.5, 3)
+
+
+def test_a_report_that_is_on_its_way_is_no_silence():
+    """The driver needs a moment to read it after it was stopped (Ctrl-Z)."""
+    replica = EngineReplica(0, background=True, timeout_s=2.0, options={})
+    replica._collecting, replica._asked = object(), time.monotonic() - 60
+    replica._ray = SimpleNamespace(wait=lambda refs, timeout, **how: (refs if timeout else [], []))
+    replica.check()
 
 
 def test_the_orders_of_an_engine_are_handed_on_once():

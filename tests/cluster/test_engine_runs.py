@@ -7,9 +7,10 @@ import signal
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 from column_engine import check_rollouts
-from support import REPOSITORY, THOROUGH
-from transformers import TrainerCallback
+from support import REPOSITORY, THOROUGH, tokenizer
+from transformers import Glm4MoeConfig, Glm4MoeForCausalLM, TrainerCallback
 
 from dapo_rl import Config, DAPOTrainer
 from dapo_rl.cluster.ray_session import import_ray
@@ -106,10 +107,30 @@ def test_an_asynchronous_run_adds_up_although_an_engine_is_killed_and_it_is_resu
     assert sum(note.startswith("engine 1 was lost: ") for note in notes) == 1
 
 
-def test_columns_that_nobody_knows_cross_engine_and_rank_actors(tmp_path):
-    """From an engine's actor to the driver, to the loss on a rank's actor, and into the log."""
-    columns = REPOSITORY / "tests" / "column_engine.py"
+def test_columns_that_nobody_knows_cross_engine_and_rank_actors(tmp_path, monkeypatch):
+    """From an engine's actor to the driver, to the loss on a rank's actor, and into the log. The file is relative to
+    the directory of the driver; Ray's is another."""
+    columns = "column_engine.py"
+    monkeypatch.chdir(REPOSITORY / "tests")
     parts = [f"engine={columns}:ColumnEngine", f"algo.loss={columns}:loss", f"reward.verifier={columns}:odd"]
     shape = ["train.steps=1", "sampling.max_new_tokens=8", "overlong.shape=off", "data.eval=null", "eval.every=null"]
     run(tmp_path / "run", "cluster.backend=ray", "cluster.ranks=2", *parts, *shape)
     assert check_rollouts((tmp_path / "run" / "rollouts").iterdir()) > 0
+
+
+def test_engines_have_what_the_files_of_a_model_have_beside_its_weights(tmp_path):
+    """The biases of a router choose the experts, and are no weights."""
+    words, shape = tokenizer(), {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1}
+    experts = {"n_routed_experts": 8, "num_experts_per_tok": 2, "first_k_dense_replace": 0, "moe_intermediate_size": 16}
+    size = {"vocab_size": len(words), "hidden_size": 32, "intermediate_size": 32, "head_dim": 16}
+    ends = {"eos_token_id": words.eos_token_id, "initializer_range": 0.3}
+    model = Glm4MoeForCausalLM(Glm4MoeConfig(**shape, **experts, **size, **ends))
+    for name, buffer in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            torch.nn.init.normal_(buffer)
+    for part in (model, words):
+        part.save_pretrained(tmp_path / "model")
+    given = [f"model.name={tmp_path / 'model'}", "data.train=arithmetic", "engine=hf", "sampling.dynamic=false"]
+    few = ["train.steps=1", "sampling.max_new_tokens=8", "overlong.shape=off", "data.eval=null", "eval.every=null"]
+    run(tmp_path / "run", "cluster.backend=ray", *given, *few)
+    assert abs(metrics(tmp_path / "run")[-1]["rollout/mismatch_kl"]) < 1e-6

@@ -24,6 +24,13 @@ class Where(Guess):
         return f" {os.getppid()}"
 
 
+class Here(Guess):
+    """Says where it works."""
+
+    def open(self, prompt, seed):
+        return f" {os.getcwd()}"
+
+
 class Broken(Factory):
     """Cannot be read on the nodes."""
 
@@ -62,6 +69,13 @@ def test_episodes_are_played_on_the_nodes(environments):
     assert (found.reward, found.done) == (1.0, True)
     pool.close_episodes(keys)
     assert pool.open_episodes == 0
+
+
+def test_environments_work_in_the_directory_of_the_driver(environments, tmp_path, monkeypatch):
+    """Their options and commands may name files relative to it."""
+    monkeypatch.chdir(tmp_path)
+    _, opened = open_one(environments(Here))
+    assert opened.messages[-1]["content"].endswith(f" {tmp_path}")
 
 
 def test_a_mistake_of_the_user_is_raised(environments):

@@ -7,6 +7,7 @@ import signal
 
 import numpy as np
 import pytest
+import torch
 from rank_parts import WarmRanks
 from safetensors.torch import load_file
 from support import THOROUGH
@@ -14,6 +15,10 @@ from test_ranked_run import AtStep, engine_here
 
 from dapo_rl import Config, DAPOTrainer
 from dapo_rl.cluster import build_policy
+from dapo_rl.cluster.place import Place
+from dapo_rl.cluster.policy_worker import CriticWorker, PolicyWorker
+from dapo_rl.config import TrainSettings
+from dapo_rl.models import save
 from dapo_rl.run import backend
 
 pytestmark = pytest.mark.slow
@@ -57,6 +62,18 @@ def assert_same_run(mine, other):
     theirs = load_file(other / "model" / "model.safetensors")
     for name, weight in load_file(mine / "model" / "model.safetensors").items():
         np.testing.assert_allclose(weight, theirs[name], atol=2e-5)
+
+
+def test_the_copies_of_a_critic_come_on_top_of_those_of_the_policy(monkeypatch):
+    """In host memory, on every rank."""
+    workers = [object.__new__(kind) for kind in (PolicyWorker, CriticWorker)]
+    for worker in workers:
+        worker.model, worker._train, worker._offload = torch.nn.Linear(10, 10, bias=False), TrainSettings(), False
+        worker._place = Place(0, 2, torch.device("cpu"), of_host=2)
+    both = 2 * 2 * 1200  # on two ranks of a host: the weights and moments of the two, which are as large themselves
+    for memory, critic_fits in ((2 * both / 0.75 + 2, True), (2 * both / 0.75 - 2, False)):
+        monkeypatch.setattr(save, "host_memory", lambda memory=memory: memory)
+        assert [worker._why_no_copy() is None for worker in workers] == [True, critic_fits]
 
 
 def test_two_ranks(plain, tmp_path):

@@ -12,7 +12,7 @@ from support import make_prompt, with_reference
 from dapo_rl.cluster import weights_object_store as stored_weights
 from dapo_rl.cluster.weights_object_store import StoredWeights
 from dapo_rl.config import AlgoSettings, TrainSettings
-from dapo_rl.errors import NonFiniteError, UserError
+from dapo_rl.errors import NonFiniteError, UnsavedError, UserError
 from dapo_rl.train.checkpoint import Checkpoints
 from dapo_rl.train.off_policy import with_corrections
 from dapo_rl.types import Batch, Group
@@ -151,6 +151,22 @@ def test_a_custom_loss_gets_its_columns_on_two_ranks(policy_on, tmp_path, count)
     assert_same_gradients(ranked, one)
 
 
+SCALED = """
+def loss(new_logps, old_logps, advantages, mask):
+    return -(new_logps - old_logps).exp() * advantages / advantages[mask].abs().max()
+"""
+
+
+def test_a_custom_loss_is_not_called_for_a_rank_without_samples(policy_on, tmp_path):
+    """There is no token that it could expect."""
+    (tmp_path / "scaled.py").write_text(SCALED, encoding="utf-8")
+    how = {"algo": AlgoSettings(loss=f"{tmp_path / 'scaled.py'}:loss")}
+    one, ranked = one_process(**how), policy_on(2, **how)
+    samples = make_samples(count=1)
+    assert_same_update(ranked.update(samples, 1e-4), one.update(samples, 1e-4))
+    assert_same_gradients(ranked, one)
+
+
 def test_off_policy_corrections_are_those_of_one_process_with_ranks_without_samples(policy_on):
     algo = AlgoSettings(
         **{"proximal": "recomputed", "importance_cap": 1.2, "importance_floor": 0.9, "importance_level": "sequence"},
@@ -217,6 +233,12 @@ def test_a_single_sample_that_does_not_fit_is_an_error_of_all_ranks(policy_on):
     with pytest.raises(UserError, match=r"^out of memory on rank 1 with micro-batches of"):
         ranked.score(make_samples())
     assert math.isfinite(policy_on(2).update(make_samples(), 1e-4).metrics["actor/grad_norm"])
+
+
+def test_ranks_wait_for_one_that_loads_for_longer_than_torch_would_wait(policy_on):
+    ranks = policy_on(2).ranks
+    ranks.call("build_late", [(2.0,)] * 2)
+    assert ranks.call("budget") == [60, 60]
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -350,6 +372,16 @@ def test_a_run_publishes_and_restores_the_shards(policy_on, tmp_path):
     assert checkpoints.restore([other]).step == 1
     for name, weight in weights_of_policy(other).items():
         assert torch.equal(weight, weights[name])
+
+
+def test_shards_that_the_system_does_not_let_ranks_write_are_unsaved(policy_on, tmp_path):
+    """The run goes on without the checkpoint, as that of one process does."""
+    ranked = policy_on(2)
+    ranked.ranks.call("copy_shards")
+    with pytest.raises(UnsavedError, match="the checkpoint cannot be written: Disk quota exceeded") as raised:
+        ranked.ranks.call("write_over_quota", [(tmp_path / "over",)] * 2)
+    assert raised.value.remedy == "free some space"
+    write(ranked, tmp_path / "again")
 
 
 def test_a_checkpoint_is_written_while_the_ranks_go_on(policy_on, tmp_path):

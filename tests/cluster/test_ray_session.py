@@ -61,9 +61,15 @@ def test_an_address_without_a_cluster_is_refused_at_once():
     assert "\n" not in str(caught.value)
 
 
+def test_the_address_of_a_client_is_refused():
+    settings = ClusterSettings(backend="ray", address="ray://h:10001")
+    with pytest.raises(UserError, match=r"^cluster.address: ray://h:10001 is for Ray's client"), ray_cluster(settings):
+        pass
+
+
 @pytest.mark.parametrize(
     ("address", "tried"),
-    [("10.0.0.7:6379", ("10.0.0.7", 6379)), ("[fd00::7]:6379", ("fd00::7", 6379)), ("auto", None), ("ray://h:1", None)],
+    [("10.0.0.7:6379", ("10.0.0.7", 6379)), ("[fd00::7]:6379", ("fd00::7", 6379)), ("auto", None)],
 )
 def test_a_host_that_does_not_answer_is_given_up_after_ten_seconds(monkeypatch, address, tried):
     waited = []

@@ -230,3 +230,25 @@ def test_judges_and_reward_models_are_shipped(tmp_path, monkeypatch):
         (tmp_path / name).write_text("", encoding="utf-8")
     config = Config.load("demo", ["reward.verifier=[judge.yaml, 'model:rm', 'model:org/other']"])
     assert {each.there for each in files_to_ship(None, config)} == {"judge.yaml", "rm/config.json"}
+
+
+def test_environments_transforms_teachers_and_critics_are_shipped(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ("world.py", "tools.py", "columns.py", "teacher/weights", "rm/weights", "cert.pem", "key.pem")
+    for name in names:
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text("", encoding="utf-8")
+    config = Config.build(
+        {
+            "env": {"name": "world.py:World", "tools": ["tools:add", "python"], "tls": ["cert.pem", "key.pem"]},
+            "train": {"transforms": ["columns.py:add"]},
+            "teacher": {"name": "teacher"},
+            "critic": {"model": "rm"},
+        }
+    )
+    assert {each.there for each in files_to_ship(None, config)} == set(names)
+    for env in ({"name": "openenv:http://host:8000"}, {"agent": "python agent.py --port 80:80"}):
+        assert files_to_ship(None, Config.build({"env": env})) == []
+    config = Config.build({"env": {"agent": "agent.py:play"}})
+    with pytest.raises(UserError, match=r"^env.agent: agent.py: no such file"):
+        files_to_ship(None, config)

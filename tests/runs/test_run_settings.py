@@ -26,6 +26,8 @@ def test_the_same_settings_are_the_same_run():
         {"eval__every": 3, "eval__prompts": 7, "checkpoint__every": 2, "checkpoint__keep": 5, "log__rollouts": False},
         {"data__eval": {"source": "arithmetic", "size": 3}},
         {"reward__timeout_s": 9.0},
+        {"env__workers": 2, "env__memory_mb": 2048, "env__timeout_s": 9.0, "env__max_error_share": 0.9},
+        {"env__port": 8001, "env__host": "0.0.0.0", "env__tls": ("cert.pem", "key.pem"), "env__workers_per_node": 2},
     ],
 )
 def test_what_is_free_to_change(settings):

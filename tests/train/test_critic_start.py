@@ -7,6 +7,7 @@ from support import SMALL, small_model, tokenizer
 
 from dapo_rl import Config, DAPOTrainer
 from dapo_rl.errors import UserError
+from dapo_rl.models import save
 from dapo_rl.models.values import value_model_from
 from dapo_rl.runs.directory import RunDirectory
 from dapo_rl.train.critic_start import first_critic
@@ -99,3 +100,13 @@ def test_pretraining_ends_by_the_bound_and_resumes(explained, tmp_path):
     with DAPOTrainer(config=config_for(settings), run_dir=tmp_path / "killed") as trainer:
         trainer.train(resume=True)
     assert rows_of(tmp_path / "killed") == whole
+
+
+def test_a_critic_that_cannot_be_copied_beside_the_policy_is_noted(tmp_path, monkeypatch):
+    """Each checkpoint stops the run then."""
+    with DAPOTrainer(config=config_for(), run_dir=tmp_path) as trainer:
+        parameters = sum(weight.numel() for weight in trainer.model.parameters())
+    monkeypatch.setattr(save, "host_memory", lambda: int(1.5 * (12 + 16) * parameters / 0.75))
+    with DAPOTrainer(config=config_for(), run_dir=tmp_path) as trainer:
+        assert [note for note in trainer._run.notes if "each checkpoint stops the run" in note]
+        assert trainer._run.policy.save_note is None

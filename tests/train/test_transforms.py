@@ -107,6 +107,14 @@ def test_a_custom_transform_gets_the_batch_and_the_settings(tmp_path):
         ("return batch.with_samples(s.until(2) for s in batch.samples)", "changed the tokens of the batch"),
         ("return batch.with_samples(s.replace(x=float('nan')) for s in batch.samples)", "made x not finite"),
         (
+            "return batch.with_samples(s.replace(x=x) for s, x in zip(batch.samples, (1, 0.5)))",
+            "made x of several types or shapes; give all samples the same",
+        ),
+        (
+            "return batch.with_samples(s.replace(x=[[1] * (n + 1)] * (3 + n)) for n, s in enumerate(batch.samples))",
+            "made x of several types or shapes",
+        ),
+        (
             "import dataclasses as d; return d.replace(batch, metrics={'x': [1]})",
             "mine.py:f: the metric x is a list, not a",
         ),

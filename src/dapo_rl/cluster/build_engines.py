@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from dapo_rl.base.format import counted
 from dapo_rl.cluster.engine_pool import EnginePool
 from dapo_rl.cluster.meta_model import flesh_out, skeleton_of
+from dapo_rl.cluster.ray_session import work_in
 from dapo_rl.cluster.weights_object_store import StoredWeights
 from dapo_rl.config import ClusterSettings, Config, SamplingSettings
 from dapo_rl.engine_specs import CUSTOM, EngineSpec, engine_spec
@@ -47,8 +49,10 @@ class EngineParts:
     gpus: int = 1
     gpu_share: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+    directory: str = "."
 
     def __call__(self, weights: StoredWeights) -> Engine:
+        work_in(self.directory)
         torch.set_num_threads(self.threads)
         device = torch.device("cpu" if _spec(self.named).loads_from_disk else self.device)
         model = flesh_out(self.skeleton, weights, device, stored_type(self.named, self.dtype))
@@ -124,6 +128,7 @@ def build_engine_pool(
         gpus=cluster.engine_gpus,
         gpu_share=_memory_share(cluster),
         options=config.engine_options,
+        directory=os.getcwd(),
     )
     return EnginePool(
         parts,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,7 @@ from dapo_rl.base.host_memory import host_memory
 from dapo_rl.cluster.distributed_policy import DistributedPolicy
 from dapo_rl.cluster.place import Place
 from dapo_rl.cluster.ray_ranks import Placing, RayRanks
-from dapo_rl.cluster.ray_session import import_ray, ray_logs
+from dapo_rl.cluster.ray_session import import_ray, ray_logs, work_in
 from dapo_rl.config import Config
 from dapo_rl.errors import RankLostError, UserError
 from dapo_rl.memory.one_gpu import MemoryPlan
@@ -70,7 +71,7 @@ def build_distributed_policy(
     memory = RankMemory.of(config, model, config.model.dtype == "bfloat16", longest) if on_gpu else None
     # Where it is not known what fits.
     recompute = wanted is True or (wanted == "auto" and on_gpu and can_recompute(model))
-    recipe = RankRecipe(config, source, tokenizer, longest, save_dtype, memory, recompute)
+    recipe = RankRecipe(config, source, tokenizer, longest, save_dtype, memory, recompute, os.getcwd())
     start: Callable[[], RayRanks] = partial(
         RayRanks, recipe, cluster.ranks, placing=placing, timeout_s=cluster.timeout_s
     )
@@ -95,12 +96,14 @@ class RankRecipe:
     """Decides how much is kept in GPU memory; None on a CPU, and for an unknown architecture."""
     recompute: bool
     """Whether layers are recomputed if there is no `memory`."""
+    directory: str = "."
 
     def __call__(self, place: Place) -> Any:
         from transformers.utils import logging
 
         from dapo_rl.cluster.policy_worker import CriticWorker, PolicyWorker
 
+        work_in(self.directory)
         logging.disable_progress_bar()
         config = self.config
         seed_everything(config.seed)

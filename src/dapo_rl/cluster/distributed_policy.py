@@ -161,6 +161,11 @@ class DistributedPolicy(DistributedLearner):
         plan: MemoryPlan = self._ranks.call("planned")[0]
         return plan
 
+    def stored_buffers(self) -> dict[str, Tensor]:
+        """What the files of the model have beside its weights."""
+        buffers: dict[str, Tensor] = self._ranks.call("stored_buffers")[0]
+        return buffers
+
     def score_reference(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
         """The log-probability of each response token under the reference policy."""
         return self._scored("score_reference", samples)

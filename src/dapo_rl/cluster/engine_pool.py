@@ -130,7 +130,7 @@ class EnginePool(Engine):
         unwanted = set(ids)
         lost = sum(len(done.sample.token_ids) for done in self._finished if done.request_id in unwanted)
         self._finished = [done for done in self._finished if done.request_id not in unwanted]
-        lost += sum(order.request.tokens for order in self._waiting if order.request.id in unwanted)
+        lost += sum(order.left().tokens for order in self._waiting if order.request.id in unwanted)
         self._waiting = [order for order in self._waiting if order.request.id not in unwanted]
         calls = []
         for replica in self._replicas:
@@ -308,6 +308,7 @@ class EnginePool(Engine):
         except (EngineLostError, WeightsLostError) as error:
             orders = replica.end()
             self._waiting += orders
+            self._served = time.monotonic()  # it may be long since the last look
             if isinstance(error, EngineLostError):
                 self._count_loss(replica, error, len(orders))
             else:  # Ray did not know of it when the engine was given them

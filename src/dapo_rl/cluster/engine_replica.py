@@ -17,6 +17,8 @@ FIRST_PATIENCE = 10
 """The first samples of an engine may take this many times longer than `cluster.timeout_s`: kernels are compiled."""
 REPORT_S = 1.0
 """Seconds after which an engine reports, even if no sample has finished."""
+MOMENT_S = 1.0
+"""Seconds that an answer may take to be read."""
 AT_ONCE = 32
 """Orders that are sent together. A call costs the driver as much as the rest that it does for a group."""
 CONTROL, COLLECT = "control", "collect"
@@ -161,7 +163,8 @@ class EngineReplica:
     def check(self) -> None:
         """Raises if it has not reported for too long."""
         late = self._collecting is not None and time.monotonic() > self._asked + REPORT_S + self._timeout_s
-        if late and not self._ray.wait([self._collecting], timeout=0)[0]:
+        # A report can be on its way after this process was stopped (Ctrl-Z), and a long one stays on another host.
+        if late and not self._ray.wait([self._collecting], timeout=MOMENT_S, fetch_local=False)[0]:
             raise EngineLostError(f"no answer for {self._timeout_s:g} s")
 
     def note(self, report: EngineReport) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import pickle
 import time
 from collections import deque
@@ -15,7 +16,7 @@ from typing import Any
 from dapo_rl.base.load import modules_of_files
 from dapo_rl.base.quote import one_line
 from dapo_rl.cluster.exit_reason import describe_loss
-from dapo_rl.cluster.ray_session import import_ray, ray_logs
+from dapo_rl.cluster.ray_session import import_ray, ray_logs, work_in
 from dapo_rl.config import EnvSettings
 from dapo_rl.envs.pool import EnvironmentPool, declares
 from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, ToolSchema
@@ -35,7 +36,8 @@ BEFORE_START = "creation task"
 class EnvironmentActor:
     """The environments of a node."""
 
-    def __init__(self, factory: bytes, settings: EnvSettings, name: str) -> None:
+    def __init__(self, factory: bytes, settings: EnvSettings, name: str, directory: str) -> None:
+        work_in(directory)
         self._pool = EnvironmentPool(pickle.loads(factory), settings, name)
 
     async def call(self, operation: str, key: str, *arguments: Any) -> Result | UserError:
@@ -150,7 +152,7 @@ class _NodeActors:
         self._made = self._ray.remote(num_cpus=0, max_concurrency=AT_A_TIME, max_restarts=0)(EnvironmentActor)
         for module in modules_of_files():  # the nodes need not have the files
             cloudpickle.register_pickle_by_value(module)
-        self._arguments = (cloudpickle.dumps(factory), settings, name)
+        self._arguments = (cloudpickle.dumps(factory), settings, name, os.getcwd())
         self._all = [_NodeActor(node, self._start(node)) for node in self._live_nodes()]
         self._turn = itertools.count()
         self._losses: deque[tuple[Any, Exception]] = deque()

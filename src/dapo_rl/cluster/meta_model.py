@@ -21,6 +21,9 @@ def skeleton_of(model: Any) -> Any:
         with no_init_weights(), _bare_parameters():
             skeleton = type(model)(model.config)
         skeleton.tie_weights()
+        for name, buffer in model.named_buffers():
+            if not buffer.is_meta:  # it was read from a file
+                skeleton.get_buffer(name).copy_(buffer)
         skeleton.generation_config = copy.deepcopy(model.generation_config)
         return skeleton
     bare: dict[int, Any] = {id(weight): _bare(weight) for weight in model.parameters()}

@@ -25,7 +25,8 @@ from dapo_rl.base.hashing import Digests
 from dapo_rl.cluster.fsdp import RanksOutOfMemoryError, ShardedLogps, ShardedValues
 from dapo_rl.cluster.network import open_tcp_store
 from dapo_rl.cluster.place import Place
-from dapo_rl.cluster.placeholder_sample import PLACEHOLDER, placeholder_like
+from dapo_rl.cluster.placeholder_sample import PLACEHOLDER
+from dapo_rl.cluster.ray_ranks import COLLECTIVE
 from dapo_rl.cluster.sharded_checkpoint import frozen_checksum, own_digests, read_shards, shard_tensors, write_shards
 from dapo_rl.cluster.weights_broadcast import Address, ChannelBrokenError, WeightChannel, WeightLayout
 from dapo_rl.cluster.weights_ipc import Bucket, lend, memory_of
@@ -40,7 +41,6 @@ from dapo_rl.models.save import save_model, why_no_copy
 from dapo_rl.models.values import TokenValues
 from dapo_rl.train.coefficients import Coefs
 from dapo_rl.train.critic import HFCritic
-from dapo_rl.train.custom import CustomLoss
 from dapo_rl.train.learner import Learner, Stats, budget_note
 from dapo_rl.train.loss_denominators import Counts
 from dapo_rl.train.policy import HFPolicy
@@ -70,8 +70,8 @@ class LearnerWorker(Learner[Stats]):
         self._mesh = init_device_mesh(place.device.type, (place.world_size,))
         self._host_mesh = self._mesh if place.device.type == "cpu" else init_device_mesh("cpu", (place.world_size,))
         # Waits on the host alone: what ranks agree on does not synchronise the device.
-        self._talk = dist.new_group(backend="gloo")
-        self._disk = dist.new_group(backend="gloo")
+        self._talk = dist.new_group(backend="gloo", timeout=COLLECTIVE)
+        self._disk = dist.new_group(backend="gloo", timeout=COLLECTIVE)
         """Used by the thread that writes checkpoints, at the same time as the others."""
         self._to_write: dict[str, Any] = {}
         for turn in range(max(self._gather(place.of_host))):
@@ -230,7 +230,7 @@ class LearnerWorker(Learner[Stats]):
         """The ranks of a host share its memory."""
         held = sum(_local(parameter).nbytes for parameter in self.model.parameters() if parameter.requires_grad)
         moments = held // 2 if self._train.optimizer == "adamw_8bit" else 2 * held
-        copied = (held * (1 if self._synced is None else 2) + moments) * self._place.of_host
+        copied = self.copies * (held * (1 if self._synced is None else 2) + moments) * self._place.of_host
         return why_no_copy(copied, 0 if self._place.device.type == "cuda" and not self._offload else copied)
 
     def _not_finite(self, tensors: Any) -> str | None:
@@ -273,8 +273,6 @@ class PolicyWorker(LearnerWorker[TokenStats], HFPolicy):
 
     def update(self, samples: Sequence[Trajectory], lr: float, coefs: Coefs | None = None) -> Update:
         with self._timed():
-            if isinstance(self._losses, CustomLoss):  # may take any column, and a rank may have no sample
-                self._placeholder = placeholder_like(samples, self._gather)
             return super().update(samples, lr, coefs)
 
     def work_done(self) -> tuple[float, int]:
@@ -285,6 +283,11 @@ class PolicyWorker(LearnerWorker[TokenStats], HFPolicy):
             return seconds, torch.cuda.max_memory_allocated()
         unit = 1 if sys.platform == "darwin" else 1024
         return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+    def stored_buffers(self) -> dict[str, Tensor]:
+        """What the files of a model have beside its weights, such as the biases of a router."""
+        own = dict(self.model.named_buffers())
+        return {name: tensor.cpu() for name, tensor in self.model.state_dict().items() if name in own}
 
     def weight_layouts(self) -> list[WeightLayout]:
         plain = self._plain_weights().items()

@@ -16,7 +16,7 @@ from dapo_rl.cluster.exit_reason import LESS_FOR_RANKS, describe_loss, for_want_
 from dapo_rl.cluster.network import open_tcp_store, tcp_store, use_interface
 from dapo_rl.cluster.place import Place
 from dapo_rl.cluster.ray_session import import_ray
-from dapo_rl.errors import NonFiniteError, RankLostError, UserError
+from dapo_rl.errors import NonFiniteError, RankLostError, UnsavedError, UserError
 
 GRACE_S = 5.0
 """Seconds that the other ranks have to finish after one has failed."""
@@ -376,6 +376,8 @@ def _places(processes: Sequence[tuple[str, int]]) -> list[_RankOf]:
 
 def _sendable(error: Exception, rank: int) -> Exception:
     """The error as the driver raises it: a mistake of the user as it is, any other with the rank's traceback."""
+    if isinstance(error, UnsavedError):  # the run goes on
+        return UnsavedError(str(error), error.reason, error.remedy)
     if isinstance(error, UserError):
         return UserError(str(error), error.more)
     if isinstance(error, NonFiniteError):

@@ -6,7 +6,7 @@ import logging
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ def ray_cluster(settings: ClusterSettings) -> Iterator[None]:
                 how |= {"num_cpus": CPUS, "include_dashboard": False, "_temp_dir": str(own.directory)}
             ends.callback(ray.shutdown)
             _connect(ray, settings.address, how)
-            if (node := ray._private.worker._global_node) is not None:  # None for a remote client, ray://
+            if (node := ray._private.worker._global_node) is not None:  # None for a client
                 if own is not None:
                     own.started(node)
                 ends.callback(RayWatch(node, ray_logs).close)
@@ -59,6 +59,12 @@ def ray_cluster(settings: ClusterSettings) -> Iterator[None]:
             where = "on this host" if settings.address is None else f"at {settings.address}"
             raise UserError(f"cluster.address: Ray cannot be used {where}: {one_line(error)}") from error
         yield
+
+
+def work_in(directory: str) -> None:
+    """Has an actor work where the driver does, if its host has that: settings name files relative to it."""
+    with suppress(OSError):
+        os.chdir(directory)
 
 
 def ray_logs() -> str:
@@ -116,6 +122,11 @@ def _set_environment(address: str | None) -> None:
 
 def _check_reachable(address: str | None) -> None:
     """Ray itself would try for a minute. Other addresses than HOST:PORT are left to it."""
+    if (address or "").startswith("ray://"):
+        raise UserError(
+            f"cluster.address: {address} is for Ray's client, which lacks what a run needs; start the run on a host of "
+            "the cluster with cluster.address=auto, or with `dapo launch ray`"
+        )
     host, colon, port = (address or "").rpartition(":")
     if not colon or "/" in host or not port.isdigit():
         return

@@ -66,24 +66,29 @@ def _named(config: Config) -> Iterator[tuple[str, str]]:
         for entry in entries_of(source):
             if entry.source.lower().endswith(SUFFIXES):
                 yield key, entry.source
-    functions = {
-        "algo.loss": config.algo.loss,
-        "algo.advantage": config.algo.advantage,
-        "sampling.filter": config.sampling.filter or "",
-        "engine": config.engine,
-    }
+    functions = [
+        ("algo.loss", config.algo.loss),
+        ("algo.advantage", config.algo.advantage),
+        ("sampling.filter", config.sampling.filter or ""),
+        ("engine", config.engine),
+        ("env.name", config.env.name or ""),
+        ("env.agent", config.env.agent or ""),
+        *(("env.tools", name) for name in config.env.tools),
+        *(("train.transforms", name) for name in config.train.transforms),
+    ]
     verifiers = [("reward.verifier", entry.verifier) for entry in config.reward.verifiers]
     for key, name in verifiers:
         path = name.removeprefix(REWARD_MODEL)
         if is_judge(name) or (is_reward_model(name) and Path(path).is_dir()):
             yield key, path
-    for key, name in [*functions.items(), *verifiers]:
+    for key, name in [*functions, *verifiers]:
         where = name.rpartition(":")[0]
         file = where if where.endswith(".py") else _module_here(where)
         if is_function(name) and not is_reward_model(name) and file:
             yield key, file
-    if Path(config.model.name).is_dir():
-        yield "model.name", config.model.name
+    models = {"model.name": config.model.name, "teacher.name": config.teacher.name, "critic.model": config.critic.model}
+    yield from ((key, name) for key, name in models.items() if name is not None and Path(name).is_dir())
+    yield from (("env.tls", path) for path in config.env.tls or ())
 
 
 def _module_here(name: str) -> str | None:

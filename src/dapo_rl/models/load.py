@@ -159,6 +159,7 @@ def _load_empty(path: str | Path, name: str) -> tuple[Any, Any]:
     with suppress(OSError, ValueError):  # a model need not have one; its stop tokens end responses
         model.generation_config = GenerationConfig.from_pretrained(path)
     check_tokenizer(tokenizer, name)
+    make_savable(model)
     return model.eval(), tokenizer
 
 

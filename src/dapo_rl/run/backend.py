@@ -163,6 +163,7 @@ class RayBackend(Backend):
         # Before the engines, so that each rank finds a GPU of its own.
         policy = build_distributed_policy(config, model, tokenizer, longest, loaded.save_dtype)
         resources.callback(policy.close)
+        model.load_state_dict(policy.stored_buffers(), strict=False, assign=True)
         plan = replace(policy.planned(), time_share=takes_turns(config, device))
         critic = DistributedCritic(policy) if config.has_critic else None
         named = config.engine if self._inputs.engine is None else self._inputs.engine

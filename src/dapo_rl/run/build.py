@@ -175,7 +175,8 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
         coefficients = Coefficients.of(config.algo)
         changing = () if coefficients is None else (coefficients,)
         reward_state = SavedRewardState(verifier, config.train.steps)
-        notes += [slow_dtype(loaded.dtype, device), workers.plan.note, policy.note, policy.save_note]
+        notes += [slow_dtype(loaded.dtype, device), workers.plan.note, policy.note]
+        notes += [each.save_note for each in (policy, critic) if each is not None and each.save_note][:1]
         notes += [_not_contained(config), untold_tools(config, environments, tokenizer)]
         return Run(
             config=config,

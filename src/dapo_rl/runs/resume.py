@@ -21,6 +21,8 @@ FREE_TO_CHANGE = (
     "train.memory",
     *("sampling.cap", "sampling.on_cap", "sampling.metric", "sampling.max_batch", "sampling.kv_memory_gib"),
     *("reward.timeout_s", "reward.memory_mb", "reward.workers", "reward.max_error_share"),
+    *("env.timeout_s", "env.memory_mb", "env.workers", "env.workers_per_node", "env.max_error_share"),
+    *("env.host", "env.port", "env.tls"),
     *("teacher.timeout_s", "teacher.retries", "teacher.api_key_env"),
     *("eval.", "checkpoint.", "log.", "data.eval", "model.save_dtype"),
     *("cluster.address", "cluster.engines", "cluster.engine_gpus", "cluster.ranks", "cluster.placement"),

@@ -135,6 +135,8 @@ class CustomLoss(_CustomFunction):
         **inputs: Tensor,
     ) -> Tensor:
         """`inputs` are further tensors, `[B, T]` or `[B]`."""
+        if not mask.any():  # the placeholder of a rank without samples, which the function need not know
+            return new_logps.float() * 0
         # The function gets copies, so that it can modify them in place.
         new, old = (torch.where(mask, logps.float(), 0.0) for logps in (new_logps, old_logps))
         bounds = {"clip_low": clip_low, "clip_high": clip_high, "clip_ratio_c": clip_ratio_c}

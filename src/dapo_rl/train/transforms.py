@@ -122,8 +122,12 @@ class CustomTransform:
         )
         if not same:
             raise UserError(f"{self._name} changed the tokens of the batch; it adds columns and leaves tokens alone")
+        kinds: dict[str, Any] = {}
         for sample in after:
             for name, array in sample.columns.items():
+                kind = array.dtype, array.shape[1:]
+                if kinds.setdefault(name, kind) != kind:
+                    raise UserError(f"{self._name} made {name} of several types or shapes; give all samples the same")
                 if array.dtype.kind == "f" and not np.isfinite(array[sample.loss_mask]).all():
                     raise UserError(f"{self._name} made {name} not finite")
         return replace(result, metrics={name: self._number(name, value) for name, value in result.metrics.items()})
