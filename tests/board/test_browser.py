@@ -295,6 +295,26 @@ def test_a_hundred_thousand_steps(browser, address, runs):
         expect(page.locator("main")).to_contain_text("100,000 steps")
 
 
+def test_the_ticks_of_an_axis_have_all_their_digits(browser, address):
+    """Rounded to three, 1005 read 1010, and 1.25 M tokens 1.3 M."""
+    with opened(browser, address) as page:
+        ticks = [0, -2.5, 1000, 1005, 1010, 9999.5, 10_000, 12_345, 102_500, 1.25e6, -3e9, 2e15, 0.30000000000000004]
+        ticks += [0.9995, 1.25e-4]
+        shown = page.evaluate(
+            """async (ticks) => {
+                const names = performance.getEntriesByType("resource").map((entry) => entry.name);
+                const { BASE } = await import(names.find((name) => name.includes("/charts.js")));
+                const [x, y] = BASE().axes;
+                return [x.values(null, ticks), y.values(null, ticks)];
+            }""",
+            ticks,
+        )
+        texts = ["0", "−2.5", "1000", "1005", "1010", "9999.5", "10 k", "12.345 k", "102.5 k", "1.25 M", "−3 G"]
+        texts += ["2000 T", "0.3", "0.9995", "1.25e-4"]
+        assert shown[1] == texts
+        assert shown[0] == [text if float(tick).is_integer() else "" for text, tick in zip(texts, ticks, strict=True)]
+
+
 def test_an_address_that_is_about_to_be_shown_is_not_overwritten(browser, address):
     """A view notes its state when an answer arrives; of a new address, the browser tells a little later."""
     with opened(browser, address, "#/groups?run=first&step=1") as page:

@@ -81,6 +81,15 @@ export function short(value) {
   return text.replace(/^-/, "−");
 }
 
+/** Formats a tick of an axis, with all its digits: rounded, neighbours would read the same. */
+export function exact(value) {
+  const size = Math.abs(value);
+  const power = size < 1e4 ? 0 : Math.min(4, Math.floor(Math.log10(size) / 3));
+  const number = Number((value / 1000 ** power).toPrecision(12));
+  const text = size > 0 && size < 1e-3 ? number.toExponential() : String(number);
+  return (text + ["", " k", " M", " G", " T"][power]).replace(/^-/, "−");
+}
+
 /** Calls at most once per interval in milliseconds, and once more at the end. */
 export function throttle(call, wait) {
   let last = 0,
