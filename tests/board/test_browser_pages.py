@@ -216,6 +216,30 @@ def test_the_queue(browser, tmp_path, quick_jobs):  # noqa: F811
     assert not (tmp_path / "lab-002").exists()
 
 
+def test_the_recipe_that_is_shown_is_the_one_that_starts(browser, tmp_path):  # noqa: F811
+    """Of recipes that are chosen one after another, as with the arrow keys, the last one counts."""
+    for name, steps in (("one", 11), ("two", 22)):
+        (tmp_path / f"{name}.yaml").write_text(f"{RECIPE}train: {{steps: {steps}}}\n")
+    with served(tmp_path) as address, opened(browser, address, f"#token={TOKEN}") as page:
+        page.locator("nav").get_by_role("link", name="Lab", exact=True).click()
+        expect(page.get_by_label("steps")).to_have_value("40")
+        held = []
+        page.route(re.compile(r"/api/lab\?"), lambda route: held.append(route))
+        page.route(re.compile("/api/lab/start"), lambda route: route.fulfill(json={"name": "none"}))
+        recipes = page.get_by_label("Recipe")
+        for name in ("one", "two"):
+            recipes.select_option(f"{tmp_path.name}/{name}.yaml")
+        for route, name in zip(held, ("one", "two"), strict=True):
+            with page.expect_response(re.compile(rf"/api/lab\?.*{name}\.yaml")):
+                route.continue_()
+        expect(recipes).to_have_value(f"{tmp_path.name}/two.yaml")
+        expect(page.get_by_label("steps")).to_have_value("22")
+        with page.expect_request(re.compile("/api/lab/start")) as asked:
+            page.get_by_role("button", name="Start the run").click()
+        assert asked.value.post_data_json["recipe"] == f"{tmp_path.name}/two.yaml"
+        assert asked.value.post_data_json["steps"] == 22
+
+
 @contextmanager
 def shown_to_others(directory, lab=None):
     listening = socket.create_server(("127.0.0.1", 0))

@@ -70,15 +70,18 @@ export function lab(_parameters, onClose) {
     drawJobs();
   }
 
+  let asked = 0;
   async function describe() {
+    const mine = ++asked;
     fill(problem);
     let answer;
     try {
       answer = await get("lab", { recipe: memory.recipe });
     } catch (error) {
-      fill(problem, error.message);
+      if (mine === asked) fill(problem, error.message);
       return;
     }
+    if (mine !== asked) return; // another recipe has been chosen since
     store.jobs = answer.jobs;
     if (memory.on === null)
       Object.assign(memory, {
