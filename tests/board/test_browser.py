@@ -79,8 +79,9 @@ def served(directory):
 
 
 @contextmanager
-def opened(browser, address, hash_="", size=DESKTOP, theme="light"):
-    """A page as in a new browser; whatever goes wrong in it, or is fetched from elsewhere, fails the test."""
+def opened(browser, address, hash_="", size=DESKTOP, theme="light", refused=False):
+    """A page as in a new browser; whatever goes wrong in it, or is fetched from elsewhere, fails the test. `refused`:
+    the server may refuse what the page asks for."""
     context = browser.contexts[0]
     context.clear_cookies()
     page = context.new_page()
@@ -93,7 +94,8 @@ def opened(browser, address, hash_="", size=DESKTOP, theme="light"):
     storage.detach()
     problems = []
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    counts = ("error",) if not refused else ()
+    page.on("console", lambda message: problems.append(message.text) if message.type in counts else None)
     page.on("request", lambda request: None if request.url.startswith(address) else problems.append(request.url))
     page.goto(address + hash_)
     page.wait_for_selector("main :is(.card, .empty, form)")

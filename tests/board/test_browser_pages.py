@@ -240,6 +240,24 @@ def test_the_recipe_that_is_shown_is_the_one_that_starts(browser, tmp_path):  # 
         assert asked.value.post_data_json["steps"] == 22
 
 
+def test_a_recipe_that_cannot_be_started_says_why(browser, tmp_path):  # noqa: F811
+    (tmp_path / "part.yaml").write_text("model: {name: tiny}\n")
+    with served(tmp_path) as address, opened(browser, address, f"#token={TOKEN}", refused=True) as page:
+        lab = page.locator("nav").get_by_role("link", name="Lab", exact=True)
+        lab.click()
+        expect(page.get_by_role("switch")).to_have_count(5)
+        page.get_by_label("Recipe").select_option(f"{tmp_path.name}/part.yaml")
+        problem = page.locator("form > .problem")
+        expect(problem).to_contain_text("data.train is not set")
+        expect(page.get_by_role("switch")).to_have_count(0)  # those were the demo's
+        with page.expect_response(re.compile(r"/api/lab\?")):
+            page.get_by_role("button", name="Start the run").click()
+        expect(problem).to_contain_text("data.train is not set")
+        page.get_by_role("link", name="Runs", exact=True).click()
+        lab.click()
+        expect(page.get_by_label("Recipe")).to_have_value("demo")  # another can be chosen
+
+
 @contextmanager
 def shown_to_others(directory, lab=None):
     listening = socket.create_server(("127.0.0.1", 0))

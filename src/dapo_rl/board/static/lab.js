@@ -11,6 +11,7 @@ const DEMO = "demo";
 const memory = { recipe: null, on: null, steps: null, seed: 0, prompts: null, changed: new Map() };
 
 export function lab(_parameters, onClose) {
+  if (memory.on === null) memory.recipe = null; // it could not be read
   const switches = h("div", { class: "switches" }),
     jobs = h("div", { class: "jobs" }),
     problem = h("p", { class: "problem", role: "alert" });
@@ -78,7 +79,9 @@ export function lab(_parameters, onClose) {
     try {
       answer = await get("lab", { recipe: memory.recipe });
     } catch (error) {
-      if (mine === asked) fill(problem, error.message);
+      if (mine !== asked) return;
+      fill(problem, error.message);
+      fill(switches); // they are another recipe's
       return;
     }
     if (mine !== asked) return; // another recipe has been chosen since
@@ -153,7 +156,7 @@ export function lab(_parameters, onClose) {
     });
     return {
       recipe: memory.recipe,
-      techniques: [...memory.on],
+      techniques: [...(memory.on ?? [])],
       steps: memory.steps,
       seed: memory.seed,
       eval_prompts: memory.prompts,
@@ -163,6 +166,7 @@ export function lab(_parameters, onClose) {
 
   async function begin(event) {
     event.preventDefault();
+    if (memory.on === null) return describe(); // the recipe has not been read, and this says why
     start.disabled = true;
     fill(problem);
     try {
