@@ -333,6 +333,35 @@ def test_an_address_that_is_about_to_be_shown_is_not_overwritten(browser, addres
         assert page.url.endswith("#/runs")
 
 
+def test_a_view_that_was_left_does_not_change_the_address(browser, address):
+    """Answers and updates that it was waiting for come later."""
+    with opened(browser, address, "#/ledger?run=first") as page:
+        page.evaluate(
+            """async () => {
+                const names = performance.getEntriesByType("resource").map((entry) => entry.name);
+                const { tell } = await import(names.find((name) => name.includes("/store.js")));
+                for (let i = 0; i < 6; i++) {
+                    tell(new Set(["first"])); // the second time, it is drawn 2.5 s later
+                    await new Promise((resolve) => setTimeout(resolve, 50));
+                }
+            }"""
+        )
+        page.get_by_role("link", name="Runs").click()
+        expect(page.locator("table.runs")).to_be_visible()
+        page.wait_for_timeout(2600)
+        assert page.url.endswith("#/runs")
+        held = []
+        page.route(re.compile("/api/steps"), lambda route: held.append(route))
+        page.get_by_role("link", name="Groups").click()
+        wait_until(lambda: page.evaluate("1") and held)
+        page.get_by_role("link", name="Runs").click()
+        expect(page.locator("table.runs")).to_be_visible()
+        with page.expect_response(re.compile("/api/steps")):
+            held[0].continue_()
+        page.wait_for_timeout(300)
+        assert page.url.endswith("#/runs")
+
+
 def test_hostile_text_changes_nothing(browser, runs):
     # In the names of metrics and settings too, not only in what the model wrote.
     run = runs / "second"

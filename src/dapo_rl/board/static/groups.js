@@ -168,6 +168,7 @@ export function groups(parameters, onClose) {
 
   let turn = 0;
   async function jump(step, draw = null, sample = null) {
+    if (!panes.isConnected) return; // another view is shown by now
     const mine = ++turn;
     Object.assign(memory, { step, draw, sample });
     shownGroup = null;
@@ -255,6 +256,7 @@ export function groups(parameters, onClose) {
 
   let wanted = 0;
   async function openGroup(draw, sample = null, { scroll = true } = {}) {
+    if (!panes.isConnected) return;
     const mine = ++wanted;
     Object.assign(memory, { draw, sample });
     note();

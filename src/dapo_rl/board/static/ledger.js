@@ -37,6 +37,7 @@ export function ledger(parameters, onClose) {
 
   let turn = 0;
   async function load() {
+    if (!total.isConnected) return; // another view is shown by now
     const mine = ++turn;
     remember("ledger", { run: memory.run });
     const names = [...new Set([memory.run, ...store.picked])];
