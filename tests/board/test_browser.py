@@ -297,6 +297,16 @@ def test_a_hundred_thousand_steps(browser, address, runs):
         expect(page.locator("main")).to_contain_text("100,000 steps")
 
 
+def test_a_run_of_many_sources(browser, address, runs):
+    """Each has a curve, and together they are more than the server takes in a request."""
+    run = make_run(runs / "mixed", steps=1)
+    sources = [f"data/subject-{number:02d}/accuracy" for number in range(57)]
+    run.append_metrics(2, {**metrics_of(2), **dict.fromkeys(sources, 0.5)})
+    with opened(browser, address) as page:
+        expect(page.locator('[data-metric="acc/mean"] .value').last).to_have_text("0.2")
+        expect(page.locator(f'[data-metric="{sources[-1]}"] .value')).to_have_text("0.5")
+
+
 def test_the_ticks_of_an_axis_have_all_their_digits(browser, address):
     """Rounded to three, 1005 read 1010, and 1.25 M tokens 1.3 M."""
     with opened(browser, address) as page:

@@ -40,6 +40,7 @@ const hintOf = (name) =>
       ? "share of correct samples of one source"
       : "";
 
+const AT_ONCE = 64; // metrics that the server takes in a request
 const memory = { share: 0.1, extra: [], onlyDifferent: true, zoom: [null, null] };
 
 export const legend = () =>
@@ -120,24 +121,23 @@ export const PANELS = {
       if (!names.length) return;
       const [first, last] = memory.zoom;
       const points = Math.round(Math.max(200, Math.min(1200, (2 * (grid.clientWidth || 800)) / 3)));
-      const curves = await get("curves", {
-        run: names,
-        metric: [...charts.keys()],
-        points,
-        share: memory.share,
-        first,
-        last,
-      });
+      const wanted = { run: names, points, share: memory.share, first, last };
+      const metrics = [...charts.keys()];
+      const parts = [];
+      for (let i = 0; i < metrics.length; i += AT_ONCE)
+        parts.push(get("curves", { ...wanted, metric: metrics.slice(i, i + AT_ONCE) }));
+      const answers = await Promise.all(parts);
+      const curves = Object.fromEntries(names.map((name) => [name, Object.assign({}, ...answers.map((a) => a[name]))]));
       if (mine !== turn || !grid.isConnected) return;
       const pretraining = Object.fromEntries(names.map((name) => [name, store.runs.get(name)?.pretrain_steps]));
       fill(key, legend(), Object.values(pretraining).some((step) => step > 0) ? pretrainingKey() : null);
       for (const [metric, chart] of charts)
         chart.draw(
-          Object.fromEntries(names.filter((n) => curves[n]).map((name) => [name, curves[name][metric]])),
+          Object.fromEntries(names.map((name) => [name, curves[name][metric]])),
           memory.zoom,
           pretraining,
         );
-      const steps = Math.max(0, ...names.flatMap((name) => Object.values(curves[name] ?? {}).map((c) => c.steps)));
+      const steps = Math.max(0, ...names.flatMap((name) => Object.values(curves[name]).map((c) => c.steps)));
       fill(
         sample,
         first !== null
