@@ -270,6 +270,23 @@ def test_a_run_that_goes_on(browser, address, runs):
         expect(row).to_contain_text("stopped")
 
 
+def test_what_a_run_that_goes_on_logs_and_draws_is_offered(browser, address, runs):
+    run = make_run(runs / "live", steps=1)
+    with opened(browser, address, "#/runs?run=live") as page:
+        offered = page.get_by_label("Add a metric").locator("option")
+        expect(offered.first).to_have_text("add a curve…")
+        assert "own/metric" not in offered.all_text_contents()
+        run.append_metrics(2, {**metrics_of(2), "own/metric": 1.0, "data/a/accuracy": 0.5, "data/b/accuracy": 1.0})
+        expect(offered.get_by_text("own/metric")).to_have_count(1)
+        expect(page.locator('[data-metric="data/b/accuracy"] .value')).to_have_text("1")
+        menu = page.locator(".bar details.save")
+        expect(menu).to_have_count(0)
+        run.report_path.write_bytes(b"\x89PNG as it is")
+        run.append_metrics(3, metrics_of(3))
+        menu.locator("summary").click()
+        expect(menu).to_contain_text("report.png of live")
+
+
 def test_a_hundred_thousand_steps(browser, address, runs):
     run = make_run(runs / "long", steps=1)
     with run.metrics_path.open("w") as file:

@@ -148,14 +148,20 @@ export const PANELS = {
       );
     }
 
+    let offered = null;
+    let reported = "";
     async function offerReports() {
       const { runs } = await get("reports", { run: store.picked });
+      if (String(runs) === reported) return; // the menu may be open
+      reported = String(runs);
       const entries = runs.map((run) => [`report.png of ${run}`, address("report.png", { run })]);
       fill(reports, entries.length ? saveMenu("Download report.png", entries) : null);
     }
 
     async function offer() {
       const { names } = await get("metrics", { run: store.picked });
+      if (String(names) === offered || !grid.isConnected) return;
+      offered = String(names);
       for (const family of [OF_FUNCTION, OF_SOURCE]) {
         const members = names.filter((name) => family.test(name));
         if (members.length > 1 && members.some((name) => !charts.has(name))) {
@@ -172,16 +178,17 @@ export const PANELS = {
       );
     }
 
+    // A run that goes on logs more metrics, and draws its report when it ends.
+    const all = () => {
+      if (!store.picked.length) return;
+      load();
+      offer();
+      offerReports();
+    };
     const later = throttle(load, 250),
-      live = throttle(load, 1500);
+      live = throttle(all, 1500);
     layout();
-    queueMicrotask(() => {
-      if (store.picked.length) {
-        load();
-        offer();
-        offerReports();
-      }
-    });
+    queueMicrotask(all);
     return {
       element: h(
         "div",
