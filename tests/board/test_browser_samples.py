@@ -66,6 +66,18 @@ def test_the_list_of_samples_is_sorted_and_filtered(browser, address):  # noqa: 
         expect(page.locator(".list")).to_have_text("No sample passes these filters.")
 
 
+def test_a_filter_that_a_step_does_not_offer_hides_nothing(browser, runs, address):  # noqa: F811
+    run = make_run(runs / "b", steps=1)
+    run.write_rollouts(2, [GroupRow(make_group(20, [("2", True)] * 2), "all_correct")], 0)
+    with opened(browser, address, "#/groups?run=b&step=1&list=samples") as page:
+        page.locator(".filters").get_by_role("button", name="wrong").click()
+        expect(rows_shown(page)).to_have_count(1)
+        page.get_by_label("Next step").click()
+        expect(page.locator(".filters .chip")).to_have_text(["right 2"])
+        expect(page.locator(".filters .hint")).to_have_text("2 of 2 samples")
+        expect(rows_shown(page)).to_have_count(2)
+
+
 def test_a_long_list_is_shown_a_page_at_a_time(browser, runs, address):  # noqa: F811
     run = make_run(runs / "long", steps=1)
     run.write_rollouts(1, [GroupRow(make_group(n, [("2", True)]), "all_correct") for n in range(150)], 0)
