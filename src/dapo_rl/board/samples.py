@@ -26,6 +26,8 @@ TEXTS = ("prompt", "response", "answer", "truth", "messages")
 """Columns that a search covers."""
 OPENING = 160
 """Characters of an answer and of a response in the list."""
+NOT_JUDGED = "not judged"
+"""The verdict of a sample whose run failed first."""
 MOST_TOOLS = 30
 """Tools to filter by: the most used ones. A policy may call tools that do not exist."""
 
@@ -118,6 +120,7 @@ def _index(path: Path, _now: Identity | None) -> pa.Table:
     found = {name: table.column(name) for name in IN_LIST}
     found["fate"] = outcomes_shown(table)
     found["length"] = lengths_of(table)
+    found["status"] = pc.fill_null(table.column("status"), NOT_JUDGED)
     # A sample that was not trained on has a score, but no length penalty and no reward.
     found["worth"] = pc.coalesce(table.column("reward"), table.column("score"))
     found["turns"] = pc.fill_null(table.column("policy_turns"), 1)

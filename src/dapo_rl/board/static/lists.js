@@ -75,7 +75,7 @@ export function groupLine(group, current, open) {
       h(
         "span",
         { class: "marks" },
-        group.samples.map((s) => h("i", { class: mark(s), title: `${s.status}` })),
+        group.samples.map((s) => h("i", { class: mark(s), title: s.status ?? "not judged" })),
       ),
       h(
         "small",
