@@ -208,6 +208,18 @@ def test_groups(browser, address):
         expect(page.get_by_label("Step number")).to_have_value("2")
 
 
+def test_an_address_of_a_run_that_is_not_there_says_so(browser, address):
+    """The list of runs names it too, so that what is shown is not taken for another's."""
+    for view in ("groups", "groups?list=samples", "ledger"):
+        hash_ = f"#/{view}{'&' if '?' in view else '?'}run=gone"
+        with opened(browser, address, hash_, refused=True) as page:
+            expect(page.locator("main")).to_contain_text("there is no run gone here")
+            expect(page.get_by_label("Run", exact=True)).to_have_value("gone")
+            page.get_by_label("Run", exact=True).select_option("second")
+            expect(page.locator("main")).not_to_contain_text("there is no run")
+            assert "run=second" in page.url
+
+
 def test_a_step_whose_groups_were_deleted(browser, address, runs):
     make_run(runs / "pruned", steps=5, **{"log.keep_rollouts": 3})
     with opened(browser, address, "#/groups?run=pruned&step=1&draw=10") as page:

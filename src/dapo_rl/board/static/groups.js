@@ -110,7 +110,10 @@ export function groups(parameters, onClose) {
         open();
       },
     },
-    able.map((row) => h("option", { value: row.name, selected: row.name === memory.run }, row.name)),
+    // An address may name another run: one without groups, or one that was deleted.
+    [...new Set([...able.map((row) => row.name), memory.run])].map((name) =>
+      h("option", { value: name, selected: name === memory.run }, name),
+    ),
   );
   const slider = h("input", {
     type: "range",
@@ -159,9 +162,13 @@ export function groups(parameters, onClose) {
   const modes = h("div", { class: "modes", role: "group", "aria-label": "List" });
   const lists = h("div", { class: "bar lists" }, modes, chips);
 
-  async function open() {
-    ({ ranges: steps.ranges } = await get("steps", { run: memory.run }));
+  async function readSteps() {
+    ({ ranges: steps.ranges } = await get("steps", { run: memory.run }).catch(() => ({ ranges: [] })));
     slider.max = String(Math.max(0, steps.size - 1));
+  }
+
+  async function open() {
+    await readSteps();
     const step = memory.step === null || follow ? (steps.last ?? 0) : steps.nearest(memory.step);
     await jump(step, memory.draw, memory.sample);
   }
@@ -324,9 +331,8 @@ export function groups(parameters, onClose) {
 
   const moved = throttle(async () => {
     const before = memory.step;
-    ({ ranges: steps.ranges } = await get("steps", { run: memory.run }));
-    slider.max = String(Math.max(0, steps.size - 1));
-    if (follow && steps.last !== before) jump(steps.last);
+    await readSteps();
+    if (follow && (steps.last ?? 0) !== before) jump(steps.last ?? 0);
     else slider.value = String(steps.indexOf(before));
   }, 1500);
 

@@ -32,7 +32,9 @@ export function ledger(parameters, onClose) {
         load();
       },
     },
-    rows.map((row) => h("option", { value: row.name, selected: row.name === memory.run }, row.name)),
+    [...new Set([...rows.map((row) => row.name), memory.run])].map((name) =>
+      h("option", { value: name, selected: name === memory.run }, name),
+    ),
   );
 
   let turn = 0;
@@ -41,8 +43,13 @@ export function ledger(parameters, onClose) {
     const mine = ++turn;
     remember("ledger", { run: memory.run });
     const names = [...new Set([memory.run, ...store.picked])];
-    const answers = await Promise.all(names.map((name) => get("ledger", { run: name })));
+    const answers = await Promise.all(names.map((name) => get("ledger", { run: name }))).catch((error) => error);
     if (mine !== turn || !total.isConnected) return;
+    if (answers instanceof Error) {
+      figure.hidden = compare.hidden = true;
+      fill(total, h("p", { class: "empty" }, answers.message));
+      return;
+    }
     const [answer] = answers;
     fill(total, totals(answer));
     const outcomes = inOrder(new Set(answer.bars.flatMap((bar) => Object.keys(bar.tokens))));
