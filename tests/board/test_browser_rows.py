@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 
 import pytest
 from board_runs import finish, make_run
@@ -34,6 +35,19 @@ def test_a_run_that_cannot_be_read_says_so_in_its_row(browser, tmp_path):  # noq
             expect(page.locator('tr[data-run="bad"] .state')).to_have_text("finished")
             page.get_by_label("Filter runs").fill("no such setting")
             expect(page.locator("table.runs tbody tr")).to_have_count(1)
+
+
+def test_the_curves_of_a_run_that_is_deleted_go(browser, tmp_path):  # noqa: F811
+    for name in ("one", "two"):
+        make_run(tmp_path / name)
+    with served(tmp_path) as address, opened(browser, address) as page:
+        values = page.locator('[data-metric="acc/mean"] .value')
+        expect(values).to_have_count(2)
+        shutil.rmtree(tmp_path / "one")
+        expect(page.locator(".legend")).to_have_text("two")
+        expect(values).to_have_count(1)
+        shutil.rmtree(tmp_path / "two")
+        expect(page.locator("main")).to_contain_text("Pick a run in the table.")
 
 
 def test_two_thousand_runs(browser, tmp_path):  # noqa: F811

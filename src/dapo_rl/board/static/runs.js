@@ -119,6 +119,8 @@ export function runs(parameters, onClose) {
   const below = h("section");
   const said = record();
   let panel = null;
+  let shown = ""; // the runs in the panel
+  const picks = () => store.picked.join("\n");
 
   let limit = AT_ONCE;
   const scroller = h(
@@ -266,6 +268,7 @@ export function runs(parameters, onClose) {
 
   function showPanel() {
     panel?.close();
+    shown = picks();
     fill(
       tabs,
       [
@@ -302,6 +305,7 @@ export function runs(parameters, onClose) {
   onClose(
     onChange((changed) => {
       redraw();
+      if (picks() !== shown) return showPanel(); // one was deleted
       said.changed(changed);
       panel?.changed(changed);
     }),
