@@ -5,7 +5,7 @@ import os
 import shutil
 
 import pytest
-from board_runs import finish, make_run
+from board_runs import finish, make_run, metrics_of
 from test_browser import CHROMIUM, PHONE, browser, expect, opened, served  # noqa: F401  (`browser` is a fixture)
 
 pytestmark = [
@@ -35,6 +35,25 @@ def test_a_run_that_cannot_be_read_says_so_in_its_row(browser, tmp_path):  # noq
             expect(page.locator('tr[data-run="bad"] .state')).to_have_text("finished")
             page.get_by_label("Filter runs").fill("no such setting")
             expect(page.locator("table.runs tbody tr")).to_have_count(1)
+
+
+def test_a_click_on_a_run_that_goes_on(browser, tmp_path):  # noqa: F811
+    """A step that ends while the button of the mouse is down does not take the click away, or the focus."""
+    run = make_run(tmp_path / "live")
+    with served(tmp_path) as address, opened(browser, address) as page:
+        row, box = page.locator('tr[data-run="live"]'), page.get_by_label("Show live")
+        box.hover()
+        page.mouse.down()
+        run.append_metrics(4, metrics_of(4))
+        expect(row.locator(".progress")).to_contain_text("4 /")
+        page.mouse.up()
+        expect(box).not_to_be_checked()
+        expect(row).not_to_have_class("picked")
+        box.focus()
+        run.append_metrics(5, metrics_of(5))
+        expect(row.locator(".progress")).to_contain_text("5 /")
+        page.keyboard.press("Space")
+        expect(box).to_be_checked()
 
 
 def test_the_curves_of_a_run_that_is_deleted_go(browser, tmp_path):  # noqa: F811

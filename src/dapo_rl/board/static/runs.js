@@ -192,6 +192,15 @@ export function runs(parameters, onClose) {
     const key = `${row.kind ?? "run"} ${row.name}`;
     const known = built.get(key);
     if (known?.row === row && known.tint === tint) return known.element;
+    if (known?.tint === tint) {
+      // Of a run that goes on, what has not changed stays, so that its focus or a click on it is not lost.
+      cells(row).forEach((cell, i) => {
+        const old = known.element.children[i + 1];
+        if (!old.isEqualNode(cell)) old.replaceChildren(...cell.childNodes);
+      });
+      known.row = row;
+      return known.element;
+    }
     const element = row.kind ? buildReport(row) : build(row, on, tint);
     built.set(key, { row, tint, element });
     return element;
