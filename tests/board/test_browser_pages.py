@@ -216,6 +216,34 @@ def test_the_queue(browser, tmp_path, quick_jobs):  # noqa: F811
     assert not (tmp_path / "lab-002").exists()
 
 
+def test_a_click_on_stop_while_the_run_writes(browser, tmp_path):  # noqa: F811
+    with served(tmp_path) as address, opened(browser, address, f"#token={TOKEN}") as page:
+        page.locator("nav").get_by_role("link", name="Lab", exact=True).click()
+        expect(page.get_by_role("button", name="Start the run")).to_be_enabled()
+        expect(page.get_by_role("switch")).to_have_count(5)
+
+        def says(tail):
+            page.evaluate(
+                """async (tail) => {
+                    const names = performance.getEntriesByType("resource").map((entry) => entry.name);
+                    const { store, tell } = await import(names.find((name) => name.includes("/store.js")));
+                    store.jobs = [{ name: "lab-001", state: "running", recipe: "demo", place: null, tail }];
+                    tell(new Set());
+                }""",
+                tail,
+            )
+
+        says("step 1")
+        page.get_by_label("stop lab-001").hover()
+        page.mouse.down()
+        says("step 2")
+        page.route(re.compile("/api/lab/stop"), lambda route: route.fulfill(json={}))
+        with page.expect_request(re.compile("/api/lab/stop")):
+            page.mouse.up()
+        page.get_by_text("output").click()
+        expect(page.locator(".job pre")).to_have_text("step 2")
+
+
 def test_the_recipe_that_is_shown_is_the_one_that_starts(browser, tmp_path):  # noqa: F811
     """Of recipes that are chosen one after another, as with the arrow keys, the last one counts."""
     for name, steps in (("one", 11), ("two", 22)):

@@ -37,6 +37,17 @@ export function fill(element, ...children) {
   return element;
 }
 
+/** Reorders children, without touching those that are already in place. */
+export function arrange(parent, children) {
+  const wanted = new Set(children);
+  for (const child of [...parent.children]) if (!wanted.has(child)) child.remove();
+  let place = parent.firstElementChild;
+  for (const child of children) {
+    if (child === place) place = place.nextElementSibling;
+    else parent.insertBefore(child, place);
+  }
+}
+
 /** Text from a model or a data file, isolated in its own element and text direction. */
 export const foreign = (text, tag = "span", cls = "") => h(tag, { class: `foreign ${cls}`, dir: "auto" }, text ?? "");
 

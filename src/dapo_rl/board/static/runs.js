@@ -1,6 +1,7 @@
 // Runs: a table to select from; below it the curves, settings and evaluations of the selected runs. Ablations and
 // evaluations stand in the same table and have pages of their own.
-import { count, duration, fill, fixed, foreign, h, isNumber, percent, short, signed, throttle } from "./dom.js";
+import { arrange, count, duration, fill, fixed, foreign, h, isNumber } from "./dom.js";
+import { percent, short, signed, throttle } from "./dom.js";
 import { long } from "./names.js";
 import { PANELS } from "./panels.js";
 import { record } from "./record.js";
@@ -356,17 +357,6 @@ export function runs(parameters, onClose) {
     tabs,
     below,
   ];
-}
-
-/** Reorders children, without touching those that are already in place. */
-function arrange(parent, children) {
-  const wanted = new Set(children);
-  for (const child of [...parent.children]) if (!wanted.has(child)) child.remove();
-  let place = parent.firstElementChild;
-  for (const child of children) {
-    if (child === place) place = place.nextElementSibling;
-    else parent.insertBefore(child, place);
-  }
 }
 
 const collator = new Intl.Collator(undefined, { numeric: true });
