@@ -116,6 +116,35 @@ def test_the_band_covers_the_range_over_seeds(browser, address):  # noqa: F811
         assert 0.1 < alphas[0] / alphas[1] < 0.6
 
 
+def test_charts_of_a_view_that_was_left_are_not_drawn(browser, address):  # noqa: F811
+    """Each would be kept by those that share its pointer, for as long as the page is open."""
+    left = "(key) => uPlot.sync(key).plots.filter((plot) => !plot.root.isConnected).length"
+    with opened(browser, address, "#/ablation?name=study") as page:
+        wait_until(lambda: drawn(page, "eval/accuracy") > 100)
+        page.evaluate(
+            """async () => {
+                const names = performance.getEntriesByType("resource").map((entry) => entry.name);
+                const { tell } = await import(names.find((name) => name.includes("/store.js")));
+                for (let i = 0; i < 6; i++) {
+                    tell(new Set(["ablation study"])); // the second time, it is drawn 2 s later
+                    await new Promise((resolve) => setTimeout(resolve, 50));
+                }
+            }"""
+        )
+        page.get_by_role("link", name="Runs", exact=True).click()
+        page.wait_for_timeout(2300)
+        assert page.evaluate(left, "arms") == 0
+        held = []
+        page.route(re.compile("/api/evaluations"), lambda route: held.append(route))
+        page.get_by_role("tab", name="Evaluation").click()
+        wait_until(lambda: page.evaluate("1") and held)
+        page.get_by_role("tab", name="Curves").click()
+        with page.expect_response(re.compile("/api/evaluations")):
+            held[0].continue_()
+        page.wait_for_timeout(300)
+        assert page.evaluate(left, "steps") == 0
+
+
 def test_an_evaluation(browser, address):  # noqa: F811
     with opened(browser, address) as page:
         page.locator('tr[data-report="exam"] a').click()

@@ -308,6 +308,7 @@ export const PANELS = {
         get("evaluations", { run: store.picked }),
         get("curves", { run: store.picked, metric: "eval/accuracy", share: 0 }),
       ]);
+      if (!holder.isConnected) return; // a chart that is drawn after it was closed would stay for good
       chart.draw(
         Object.fromEntries(store.picked.map((name) => [name, curves[name]?.["eval/accuracy"]]).filter(([, c]) => c)),
       );
