@@ -5,8 +5,10 @@ import os
 import shutil
 
 import pytest
-from board_runs import finish, make_run, metrics_of
+from board_runs import finish, kept, make_group, make_run, metrics_of
 from test_browser import CHROMIUM, PHONE, browser, expect, opened, served  # noqa: F401  (`browser` is a fixture)
+
+from dapo_rl.runs.directory import RunDirectory
 
 pytestmark = [
     pytest.mark.slow,
@@ -98,5 +100,11 @@ def test_two_thousand_runs(browser, tmp_path):  # noqa: F811
 def test_the_first_run_comes_up_by_itself(browser, tmp_path):  # noqa: F811
     with served(tmp_path) as address, opened(browser, address) as page:
         expect(page.locator("main")).to_contain_text("No runs yet")
-        make_run(tmp_path / "new")
+        make_run(tmp_path / "new", 0, **{"train.steps": 5})
         expect(page.locator('tr[data-run="new"].picked')).to_have_count(1)
+        page.get_by_role("link", name="Groups").click()
+        expect(page.locator("main")).to_contain_text("No run has recorded its groups yet")
+        run = RunDirectory.open(tmp_path / "new")
+        run.write_rollouts(1, [kept(make_group(10, [("2", True), ("3", False)]))])
+        run.append_metrics(1, metrics_of(1))
+        expect(page.locator(".question")).to_contain_text("1+1=?")

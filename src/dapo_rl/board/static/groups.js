@@ -53,8 +53,11 @@ function arrive(parameters) {
 
 export function groups(parameters, onClose) {
   const able = arrive(parameters);
-  if (!memory.run)
+  if (!memory.run) {
+    const isThere = () => [...store.runs.values()].some((row) => row.rollouts);
+    onClose(onChange(() => isThere() && window.dispatchEvent(new Event("hashchange")))); // shows this view again
     return h("p", { class: "empty" }, "No run has recorded its groups yet (", h("code", {}, "log.rollouts"), ").");
+  }
 
   const steps = new Steps();
   let listed = [];
