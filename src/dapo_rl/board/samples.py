@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -149,11 +150,16 @@ def _with_words(path: Path, _now: Identity | None, words: str) -> pa.ChunkedArra
 
 def matches(table: pa.Table, column: str, words: str) -> pa.ChunkedArray:
     """Whether each text contains the words, in upper or lower case."""
-    return pc.fill_null(pc.match_substring(table.column(column), words, ignore_case=True), False)
+    return pc.fill_null(pc.match_substring(table.column(column), _written(column, words), ignore_case=True), False)
 
 
-def pattern_of(words: str) -> re.Pattern[str]:
-    return re.compile(re.escape(words), re.IGNORECASE)
+def pattern_of(column: str, words: str) -> re.Pattern[str]:
+    return re.compile(re.escape(_written(column, words)), re.IGNORECASE)
+
+
+def _written(column: str, words: str) -> str:
+    """The words as they stand in a column: messages are JSON."""
+    return json.dumps(words, ensure_ascii=False)[1:-1] if column == "messages" else words
 
 
 def lengths_of(table: pa.Table) -> pa.ChunkedArray:
