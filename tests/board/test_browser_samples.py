@@ -298,6 +298,32 @@ def test_a_chosen_group_stays_while_the_run_goes_on(browser, runs, address):  # 
         expect(page.locator(".question small")).to_have_text("draw 30 · p30")
 
 
+def test_the_newest_step_is_followed_from_view_to_view(browser, runs, address):  # noqa: F811
+    run = make_run(runs / "live", steps=2)
+
+    def next_step(step):
+        run.write_rollouts(step, [kept(make_group(10 * step, [("2", True), ("3", False)]))], 0)
+        run.append_metrics(step, metrics_of(step))
+
+    with opened(browser, address, "#/groups?run=live&list=samples") as page:
+        step, shown = page.get_by_label("Step number"), page.locator(".question small")
+        expect(shown).to_have_text("draw 20 · p20")
+        page.get_by_label("Light or dark").click()
+        expect(shown).to_have_text("draw 20 · p20")
+        next_step(3)
+        expect(step).to_have_value("3")
+        expect(shown).to_have_text("draw 30 · p30")
+        page.get_by_role("link", name="Runs").click()
+        next_step(4)
+        page.get_by_role("link", name="Groups").click()
+        expect(step).to_have_value("4")
+        expect(shown).to_have_text("draw 40 · p40")
+        page.get_by_label("Previous step").click()
+        page.get_by_role("link", name="Runs").click()
+        page.get_by_role("link", name="Groups").click()
+        expect(step).to_have_value("3")
+
+
 def test_a_group_chosen_while_the_next_step_is_on_its_way(browser, runs, address):  # noqa: F811
     run = make_run(runs / "live", steps=2)
     with opened(browser, address, "#/groups?run=live") as page:

@@ -11,6 +11,7 @@ import { get, onChange, remember, store } from "./store.js";
 const memory = {
   run: null,
   step: null,
+  follow: true, // the newest step, until another is chosen
   draw: null,
   sample: null,
   list: "groups",
@@ -39,11 +40,12 @@ function arrive(parameters) {
   const able = [...store.runs.values()]
     .filter((row) => row.rollouts)
     .sort((a, b) => (b.started ?? 0) - (a.started ?? 0));
-  const before = memory.run;
+  const { run: before, step } = memory;
   memory.run = parameters.get("run") ?? (store.runs.get(memory.run)?.rollouts ? memory.run : able[0]?.name);
   if (memory.run !== before) memory.picks = [];
   for (const key of ["step", "draw", "sample"])
     if (parameters.has(key)) memory[key] = Number(parameters.get(key));
+  if (memory.step !== step) memory.follow = false;
   if (["groups", "samples"].includes(parameters.get("list"))) memory.list = parameters.get("list");
   const pair = [fromText(parameters.get("a")), fromText(parameters.get("b"))];
   memory.comparing = pair.every(Boolean);
@@ -62,7 +64,6 @@ export function groups(parameters, onClose) {
   const steps = new Steps();
   let listed = [];
   let shownGroup = null; // the group in the detail: {step, draw, group}
-  let follow = memory.step === null;
   const list = h("div", { class: "list", role: "list" });
   const detail = h("div", { class: "detail" });
   const chips = h("div", { class: "chips" });
@@ -90,7 +91,7 @@ export function groups(parameters, onClose) {
   const samples = new SampleList(memory.filter, {
     where: () => ({ run: memory.run, step: memory.step, words: memory.words, outcomes: memory.outcomes }),
     open: (row) => {
-      follow = false;
+      memory.follow = false;
       openGroup(row.draw, row.sample);
     },
     drawn: (answer) => {
@@ -108,7 +109,7 @@ export function groups(parameters, onClose) {
       onchange: () => {
         memory.run = select.value;
         memory.step = memory.draw = memory.sample = null;
-        follow = true;
+        memory.follow = true;
         comparison.clear();
         open();
       },
@@ -124,7 +125,7 @@ export function groups(parameters, onClose) {
     step: "1",
     "aria-label": "Step",
     oninput: () => {
-      follow = false;
+      memory.follow = false;
       jump(steps.at(Number(slider.value)));
     },
   });
@@ -133,7 +134,7 @@ export function groups(parameters, onClose) {
     class: "step",
     "aria-label": "Step number",
     onchange: () => {
-      follow = false;
+      memory.follow = false;
       jump(steps.nearest(Number(number.value)));
     },
   });
@@ -172,8 +173,9 @@ export function groups(parameters, onClose) {
 
   async function open() {
     await readSteps();
-    const step = memory.step === null || follow ? (steps.last ?? 0) : steps.nearest(memory.step);
-    await jump(step, memory.draw, memory.sample);
+    const step = memory.step === null || memory.follow ? (steps.last ?? 0) : steps.nearest(memory.step);
+    if (memory.step !== null && step !== memory.step) jump(step); // the next one has come since
+    else jump(step, memory.draw, memory.sample);
   }
 
   let turn = 0;
@@ -260,7 +262,7 @@ export function groups(parameters, onClose) {
 
   /** Opens a group that somebody chose: a run that goes on does not take it away. */
   function choose(draw, sample = null) {
-    follow = false;
+    memory.follow = false;
     return openGroup(draw, sample);
   }
 
@@ -321,7 +323,7 @@ export function groups(parameters, onClose) {
   }
 
   function openHit({ step, draw, sample }) {
-    follow = false;
+    memory.follow = false;
     return step === memory.step ? openGroup(draw, sample) : jump(step, draw, sample);
   }
 
@@ -335,12 +337,12 @@ export function groups(parameters, onClose) {
   const moved = throttle(async () => {
     const before = memory.step;
     await readSteps();
-    if (follow && (steps.last ?? 0) !== before) jump(steps.last ?? 0);
+    if (memory.follow && (steps.last ?? 0) !== before) jump(steps.last ?? 0);
     else slider.value = String(steps.indexOf(before));
   }, 1500);
 
   const go = (by) => {
-    follow = false;
+    memory.follow = false;
     comparison.close();
     jump(steps.beside(memory.step, by));
   };
