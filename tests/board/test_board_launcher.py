@@ -230,6 +230,7 @@ def test_other_settings_are_checked_and_passed_on(folder):
         ("engine_options", "{trust_remote_code: true}"): "named in a recipe",
         ("train.transforms", "evil:columns"): "named in a recipe",
         ("teacher.api_key_env", "SECRET"): "named in a recipe",
+        ("cluster.address", "ray://elsewhere:10001"): "a cluster is named in a recipe",
         ("data.system_prompt", "x" * 5000): "longer than",
     }.items():
         body = {"recipe": "runs/mine.yaml", "techniques": [], "settings": dict([wrong])}

@@ -44,6 +44,7 @@ RECIPES_ALONE = {
     "env.agent": "a command is",
     "engine_options": "options of an engine are",
     "teacher.api_key_env": "a variable with a key is",
+    "cluster.address": "a cluster is",
 }
 """Settings that can name any code or secret of this host."""
 UNSET = ("", "[]", "{}", "null", "none")
