@@ -372,6 +372,12 @@ def test_an_address_that_is_about_to_be_shown_is_not_overwritten(browser, addres
         assert page.url.endswith("#/runs")
 
 
+@pytest.mark.parametrize("view", ["nothing", "toString", "__proto__"])
+def test_an_address_of_no_view_is_that_of_the_runs(browser, address, view):
+    with opened(browser, address, f"#/{view}") as page:
+        expect(page.locator("table.runs")).to_be_visible()
+
+
 def test_a_view_that_was_left_does_not_change_the_address(browser, address):
     """Answers and updates that it was waiting for come later."""
     with opened(browser, address, "#/ledger?run=first") as page:
