@@ -71,6 +71,18 @@ def test_the_curves_of_a_run_that_is_deleted_go(browser, tmp_path):  # noqa: F81
         expect(page.locator("main")).to_contain_text("Pick a run in the table.")
 
 
+def test_a_run_that_starts_can_be_chosen(browser, tmp_path):  # noqa: F811
+    make_run(tmp_path / "one")
+    with served(tmp_path) as address, opened(browser, address, "#/groups") as page:
+        chosen = page.get_by_label("Run", exact=True)
+        for name, view in (("two", "Groups"), ("three", "Ledger")):
+            page.get_by_role("link", name=view).click()
+            expect(chosen).to_have_value("one")
+            make_run(tmp_path / name)
+            expect(chosen.locator(f"option[value={name}]")).to_be_attached()
+            expect(chosen).to_have_value("one")
+
+
 def test_two_thousand_runs(browser, tmp_path):  # noqa: F811
     for number in range(2000):
         run = tmp_path / f"run-{number:04d}"

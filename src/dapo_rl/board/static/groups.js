@@ -3,6 +3,7 @@ import { Comparison, fromText, toText } from "./compare.js";
 import { fill, h, throttle } from "./dom.js";
 import { bind, showKeys } from "./keys.js";
 import { outcomeChips, groupLine, SampleList } from "./lists.js";
+import { offerRuns } from "./names.js";
 import { groupView } from "./samples.js";
 import { Hits, Occurrences } from "./search.js";
 import { Steps } from "./steps.js";
@@ -36,12 +37,12 @@ const memory = {
 };
 const isPhone = () => matchMedia("(max-width: 800px)").matches;
 
+const able = () =>
+  [...store.runs.values()].filter((row) => row.rollouts).sort((a, b) => (b.started ?? 0) - (a.started ?? 0));
+
 function arrive(parameters) {
-  const able = [...store.runs.values()]
-    .filter((row) => row.rollouts)
-    .sort((a, b) => (b.started ?? 0) - (a.started ?? 0));
   const { run: before, step } = memory;
-  memory.run = parameters.get("run") ?? (store.runs.get(memory.run)?.rollouts ? memory.run : able[0]?.name);
+  memory.run = parameters.get("run") ?? (store.runs.get(memory.run)?.rollouts ? memory.run : able()[0]?.name);
   if (memory.run !== before) memory.picks = [];
   for (const key of ["step", "draw", "sample"])
     if (parameters.has(key)) memory[key] = Number(parameters.get(key));
@@ -50,14 +51,12 @@ function arrive(parameters) {
   const pair = [fromText(parameters.get("a")), fromText(parameters.get("b"))];
   memory.comparing = pair.every(Boolean);
   if (memory.comparing) memory.picks = pair;
-  return able;
 }
 
 export function groups(parameters, onClose) {
-  const able = arrive(parameters);
+  arrive(parameters);
   if (!memory.run) {
-    const isThere = () => [...store.runs.values()].some((row) => row.rollouts);
-    onClose(onChange(() => isThere() && window.dispatchEvent(new Event("hashchange")))); // shows this view again
+    onClose(onChange(() => able().length && window.dispatchEvent(new Event("hashchange")))); // shows this view again
     return h("p", { class: "empty" }, "No run has recorded its groups yet (", h("code", {}, "log.rollouts"), ").");
   }
 
@@ -102,23 +101,17 @@ export function groups(parameters, onClose) {
   });
   const isSamples = () => memory.list === "samples";
 
-  const select = h(
-    "select",
-    {
-      "aria-label": "Run",
-      onchange: () => {
-        memory.run = select.value;
-        memory.step = memory.draw = memory.sample = null;
-        memory.follow = true;
-        comparison.clear();
-        open();
-      },
+  const select = h("select", {
+    "aria-label": "Run",
+    onchange: () => {
+      memory.run = select.value;
+      memory.step = memory.draw = memory.sample = null;
+      memory.follow = true;
+      comparison.clear();
+      open();
     },
-    // An address may name another run: one without groups, or one that was deleted.
-    [...new Set([...able.map((row) => row.name), memory.run])].map((name) =>
-      h("option", { value: name, selected: name === memory.run }, name),
-    ),
-  );
+  });
+  offerRuns(select, able(), memory.run);
   const slider = h("input", {
     type: "range",
     min: "0",
@@ -390,6 +383,7 @@ export function groups(parameters, onClose) {
   );
   onClose(
     onChange((changed) => {
+      offerRuns(select, able(), memory.run);
       if (changed.has(memory.run)) moved();
     }),
   );

@@ -1,6 +1,7 @@
 // Ledger: where the generated tokens went, in total and per step.
 import { Bars } from "./charts.js";
 import { count, fill, foreign, h, percent, throttle } from "./dom.js";
+import { offerRuns } from "./names.js";
 import { byOutcome, outcomeName, outcomeTint } from "./outcomes.js";
 import { get, onChange, remember, store } from "./store.js";
 
@@ -8,7 +9,8 @@ const inOrder = (outcomes) => [...outcomes].sort(byOutcome);
 const memory = { run: null };
 
 export function ledger(parameters, onClose) {
-  const rows = [...store.runs.values()].sort((a, b) => (b.started ?? 0) - (a.started ?? 0));
+  const sorted = () => [...store.runs.values()].sort((a, b) => (b.started ?? 0) - (a.started ?? 0));
+  const rows = sorted();
   if (!rows.length) return h("p", { class: "empty" }, "No runs yet.");
   memory.run =
     parameters.get("run") ?? (store.runs.has(memory.run) ? memory.run : (store.picked.at(-1) ?? rows[0].name));
@@ -23,19 +25,14 @@ export function ledger(parameters, onClose) {
     chart.reading,
   );
   const compare = h("section", { class: "card scroll" });
-  const select = h(
-    "select",
-    {
-      "aria-label": "Run",
-      onchange: () => {
-        memory.run = select.value;
-        load();
-      },
+  const select = h("select", {
+    "aria-label": "Run",
+    onchange: () => {
+      memory.run = select.value;
+      load();
     },
-    [...new Set([...rows.map((row) => row.name), memory.run])].map((name) =>
-      h("option", { value: name, selected: name === memory.run }, name),
-    ),
-  );
+  });
+  offerRuns(select, rows, memory.run);
 
   let turn = 0;
   async function load() {
@@ -68,6 +65,7 @@ export function ledger(parameters, onClose) {
   const live = throttle(load, 2500);
   onClose(
     onChange((changed) => {
+      offerRuns(select, sorted(), memory.run);
       if (changed.has(memory.run)) live();
     }),
   );
