@@ -475,3 +475,6 @@ def test_a_card_speaks_of_an_answer_only_if_the_reward_extracts_one(browser, run
         expect(page.locator(".list")).to_contain_text("unfinished")
     with opened(browser, address, "#/groups?run=failed&step=1&draw=8") as page:
         expect(page.locator('.detail [data-sample="0"]')).to_contain_text("not judged: the run failed first")
+        expect(page.locator(".group[data-draw='8'] .marks i")).to_have_attribute("class", "failed")
+        page.keyboard.press("l")
+        expect(page.locator("[data-key='8.0'] .marks i")).to_have_attribute("class", "failed")
