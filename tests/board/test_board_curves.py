@@ -80,6 +80,17 @@ def test_a_log_that_a_resumed_run_rewrote_is_read_anew(tmp_path):
     assert log.column("a")[1].tolist() == [-1, -2, -3, -4]
 
 
+def test_a_log_that_was_rewritten_twice_is_read_anew(tmp_path):
+    """It can have the inode of the first again, and be longer by the time that somebody looks."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text(lines({"step": s, "a": s} for s in range(1, 10)))
+    log = log_of(path)
+    path.write_text(lines({"step": s, "a": -s, "b": 0} for s in range(1, 20)))
+    log.refresh()
+    assert log.column("a")[1].tolist() == [-s for s in range(1, 20)]
+    assert log.problem is None
+
+
 def test_a_step_that_comes_again_replaces_what_came_after_it(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text(lines([{"step": 1, "a": 1}, {"step": 2, "a": 2}, {"step": 3, "a": 3}, {"step": 2, "a": 9}]))

@@ -5,7 +5,7 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from board_episodes import ATTACK, MISTAKEN, SUM, call, episode, group_of_episodes, make_episode_run
+from board_episodes import ATTACK, MISTAKEN, SUM, call, episode, group_of_episodes, make_episode_run, result
 from board_runs import HOSTILE
 from fastapi.testclient import TestClient
 
@@ -185,6 +185,16 @@ def test_search_finds_what_a_tool_said(run, client):
     write(run, whole.replace(text="Answer: 15"))
     (hit,) = client.get("/api/search?run=a&q=parentheses&step=1").json()["hits"]
     assert (hit["where"], hit["count"], "Parentheses first." in hit["text"]) == ("messages", 4, True)
+
+
+def test_search_finds_quotes_and_lines_in_messages(run, client):
+    """They are stored as JSON, which writes them otherwise."""
+    answer = [{"role": "assistant", "content": "?"}, result("weather", '{"degrees": 21}\nC:\\temp')]
+    run.write_rollouts(1, [GroupRow(group_of_episodes(1, episode(answer).replace(text="no more")), "kept")], 0)
+    for words in ('"degrees": 21', "}\nC:", "c:\\temp"):
+        hits = client.get("/api/search", params={"run": "a", "q": words, "step": 1}).json()["hits"]
+        assert [(hit["where"], hit["count"]) for hit in hits] == [("messages", 1)]
+        assert client.get("/api/samples", params={"run": "a", "step": 1, "q": words}).json()["matched"] == 1
 
 
 def test_messages_are_downloaded(client):

@@ -207,6 +207,20 @@ def test_the_value_of_every_setting_is_one_that_the_lab_accepts(folder):
     lab.check(Start(recipe="runs/mine.yaml", techniques=[], settings={row["key"]: row["value"] for row in rows}))
 
 
+def test_the_key_of_a_teacher_goes_to_no_other_server(folder):
+    own = "http://teacher.test/v1"
+    (folder / "taught.yaml").write_text(f"{GOOD}teacher: {{name: '{own}', api_key_env: SECRET}}\n")
+    lab = Launcher(folder)
+
+    def check(recipe, teacher):
+        lab.check(Start(recipe=recipe, techniques=[], settings={"teacher.name": teacher}))
+
+    with pytest.raises(UserError, match="would get the recipe's key"):
+        check("runs/taught.yaml", "http://elsewhere.test/v1")
+    check("runs/taught.yaml", own)
+    check("runs/mine.yaml", "http://elsewhere.test/v1")  # it has no key
+
+
 def test_other_settings_are_checked_and_passed_on(folder):
     base = Config.load(folder / "mine.yaml")
     settings = {"train.lr": "0.001", "sampling.stop": "[a, b]", "train.steps": "7"}
@@ -230,6 +244,7 @@ def test_other_settings_are_checked_and_passed_on(folder):
         ("engine_options", "{trust_remote_code: true}"): "named in a recipe",
         ("train.transforms", "evil:columns"): "named in a recipe",
         ("teacher.api_key_env", "SECRET"): "named in a recipe",
+        ("cluster.address", "ray://elsewhere:10001"): "a cluster is named in a recipe",
         ("data.system_prompt", "x" * 5000): "longer than",
     }.items():
         body = {"recipe": "runs/mine.yaml", "techniques": [], "settings": dict([wrong])}

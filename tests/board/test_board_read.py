@@ -7,7 +7,7 @@ import socket
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from board_runs import append_line, finish, kept, make_group, make_run
+from board_runs import append_line, finish, kept, make_group, make_run, metrics_of
 from tokenizers import Tokenizer
 
 from dapo_rl.board.catalogue import Catalogue, NoSuchRunError
@@ -15,6 +15,7 @@ from dapo_rl.board.detokenize import EMBEDDED, pieces, tokenizer_of
 from dapo_rl.board.files import UnreadableError
 from dapo_rl.board.groups import group_of, groups_of, own_parts, search
 from dapo_rl.board.ledger import ledger
+from dapo_rl.config import Config
 
 
 def test_runs_are_found_below_a_directory_and_named_after_it(tmp_path):
@@ -67,6 +68,23 @@ def test_the_state_of_a_run(tmp_path):
     assert entry.state == "running"
     lock.write_text(f"{2**22 + 1} {socket.gethostname()}\n")  # no such process
     assert entry.state == "stopped"
+
+
+def test_a_run_that_was_resumed_is_not_what_it_was_when_it_ended(tmp_path):
+    """A run leaves its summary until it ends again; one that is killed first never writes another."""
+    run = make_run(tmp_path / "a")
+    finish(run, {"trained": 18, "total": 36})
+    entry = Catalogue([tmp_path]).find("a")
+    assert (entry.row()["state"], entry.row()["seconds"], entry.row()["tokens"]) == ("finished", 9, 36)
+    run.write_config(Config.load(None, ["train.steps=50"]))
+    lock = run.path / ".lock"
+    for words, state in ((f"{os.getpid()} {socket.gethostname()}\n", "running"), ("", "stopped")):
+        lock.write_text(words)
+        run.append_metrics(4 + (state == "stopped"), metrics_of(4))
+        row = entry.row()
+        assert (row["state"], row["seconds"]) == (state, 2.0 * row["step"])
+        assert row["tokens"] == 12 * row["step"]
+        assert not ledger(entry)["final"]
 
 
 def test_settings_that_cannot_be_read_leave_a_run_in_the_list(tmp_path):

@@ -100,6 +100,17 @@ def test_a_page_and_what_can_be_filtered_on(client):
     }
 
 
+def test_samples_of_a_run_that_failed_before_they_were_judged(run, client):
+    group = dataclasses.replace(make_group(7, [("a", False), ("b", False)]), verdicts=())
+    run.write_rollouts(1, [kept(make_group(1, [("2", True)])), GroupRow(group, "unfinished")], 0)
+    assert client.get("/api/samples?run=a&step=1").json()["verdicts"] == {"correct": 1, "not judged": 2}
+    answer = client.get("/api/samples?run=a&step=1&verdict=not+judged").json()
+    assert [(row["draw"], row["sample"], row["status"]) for row in answer["rows"]] == [
+        (7, 0, "not judged"),
+        (7, 1, "not judged"),
+    ]
+
+
 @pytest.mark.parametrize(
     "rest", ["sort=token_ids", "limit=0", "limit=1001", "first=-1", "min_reward=x", f"q={'x' * 201}"]
 )

@@ -79,8 +79,9 @@ def served(directory):
 
 
 @contextmanager
-def opened(browser, address, hash_="", size=DESKTOP, theme="light"):
-    """A page as in a new browser; whatever goes wrong in it, or is fetched from elsewhere, fails the test."""
+def opened(browser, address, hash_="", size=DESKTOP, theme="light", refused=False):
+    """A page as in a new browser; whatever goes wrong in it, or is fetched from elsewhere, fails the test. `refused`:
+    the server may refuse what the page asks for."""
     context = browser.contexts[0]
     context.clear_cookies()
     page = context.new_page()
@@ -93,7 +94,8 @@ def opened(browser, address, hash_="", size=DESKTOP, theme="light"):
     storage.detach()
     problems = []
     page.on("pageerror", lambda error: problems.append(str(error)))
-    page.on("console", lambda message: problems.append(message.text) if message.type == "error" else None)
+    counts = ("error",) if not refused else ()
+    page.on("console", lambda message: problems.append(message.text) if message.type in counts else None)
     page.on("request", lambda request: None if request.url.startswith(address) else problems.append(request.url))
     page.goto(address + hash_)
     page.wait_for_selector("main :is(.card, .empty, form)")
@@ -206,6 +208,18 @@ def test_groups(browser, address):
         expect(page.get_by_label("Step number")).to_have_value("2")
 
 
+def test_an_address_of_a_run_that_is_not_there_says_so(browser, address):
+    """The list of runs names it too, so that what is shown is not taken for another's."""
+    for view in ("groups", "groups?list=samples", "ledger"):
+        hash_ = f"#/{view}{'&' if '?' in view else '?'}run=gone"
+        with opened(browser, address, hash_, refused=True) as page:
+            expect(page.locator("main")).to_contain_text("there is no run gone here")
+            expect(page.get_by_label("Run", exact=True)).to_have_value("gone")
+            page.get_by_label("Run", exact=True).select_option("second")
+            expect(page.locator("main")).not_to_contain_text("there is no run")
+            assert "run=second" in page.url
+
+
 def test_a_step_whose_groups_were_deleted(browser, address, runs):
     make_run(runs / "pruned", steps=5, **{"log.keep_rollouts": 3})
     with opened(browser, address, "#/groups?run=pruned&step=1&draw=10") as page:
@@ -268,6 +282,23 @@ def test_a_run_that_goes_on(browser, address, runs):
         expect(row).to_contain_text("stopped")
 
 
+def test_what_a_run_that_goes_on_logs_and_draws_is_offered(browser, address, runs):
+    run = make_run(runs / "live", steps=1)
+    with opened(browser, address, "#/runs?run=live") as page:
+        offered = page.get_by_label("Add a metric").locator("option")
+        expect(offered.first).to_have_text("add a curve…")
+        assert "own/metric" not in offered.all_text_contents()
+        run.append_metrics(2, {**metrics_of(2), "own/metric": 1.0, "data/a/accuracy": 0.5, "data/b/accuracy": 1.0})
+        expect(offered.get_by_text("own/metric")).to_have_count(1)
+        expect(page.locator('[data-metric="data/b/accuracy"] .value')).to_have_text("1")
+        menu = page.locator(".bar details.save")
+        expect(menu).to_have_count(0)
+        run.report_path.write_bytes(b"\x89PNG as it is")
+        run.append_metrics(3, metrics_of(3))
+        menu.locator("summary").click()
+        expect(menu).to_contain_text("report.png of live")
+
+
 def test_a_hundred_thousand_steps(browser, address, runs):
     run = make_run(runs / "long", steps=1)
     with run.metrics_path.open("w") as file:
@@ -295,6 +326,36 @@ def test_a_hundred_thousand_steps(browser, address, runs):
         expect(page.locator("main")).to_contain_text("100,000 steps")
 
 
+def test_a_run_of_many_sources(browser, address, runs):
+    """Each has a curve, and together they are more than the server takes in a request."""
+    run = make_run(runs / "mixed", steps=1)
+    sources = [f"data/subject-{number:02d}/accuracy" for number in range(57)]
+    run.append_metrics(2, {**metrics_of(2), **dict.fromkeys(sources, 0.5)})
+    with opened(browser, address) as page:
+        expect(page.locator('[data-metric="acc/mean"] .value').last).to_have_text("0.2")
+        expect(page.locator(f'[data-metric="{sources[-1]}"] .value')).to_have_text("0.5")
+
+
+def test_the_ticks_of_an_axis_have_all_their_digits(browser, address):
+    """Rounded to three, 1005 read 1010, and 1.25 M tokens 1.3 M."""
+    with opened(browser, address) as page:
+        ticks = [0, -2.5, 1000, 1005, 1010, 9999.5, 10_000, 12_345, 102_500, 1.25e6, -3e9, 2e15, 0.30000000000000004]
+        ticks += [0.9995, 1.25e-4]
+        shown = page.evaluate(
+            """async (ticks) => {
+                const names = performance.getEntriesByType("resource").map((entry) => entry.name);
+                const { BASE } = await import(names.find((name) => name.includes("/charts.js")));
+                const [x, y] = BASE().axes;
+                return [x.values(null, ticks), y.values(null, ticks)];
+            }""",
+            ticks,
+        )
+        texts = ["0", "−2.5", "1000", "1005", "1010", "9999.5", "10 k", "12.345 k", "102.5 k", "1.25 M", "−3 G"]
+        texts += ["2000 T", "0.3", "0.9995", "1.25e-4"]
+        assert shown[1] == texts
+        assert shown[0] == [text if float(tick).is_integer() else "" for text, tick in zip(texts, ticks, strict=True)]
+
+
 def test_an_address_that_is_about_to_be_shown_is_not_overwritten(browser, address):
     """A view notes its state when an answer arrives; of a new address, the browser tells a little later."""
     with opened(browser, address, "#/groups?run=first&step=1") as page:
@@ -308,6 +369,41 @@ def test_an_address_that_is_about_to_be_shown_is_not_overwritten(browser, addres
             }"""
         )
         expect(page.locator("table.runs")).to_be_visible()
+        assert page.url.endswith("#/runs")
+
+
+@pytest.mark.parametrize("view", ["nothing", "toString", "__proto__"])
+def test_an_address_of_no_view_is_that_of_the_runs(browser, address, view):
+    with opened(browser, address, f"#/{view}") as page:
+        expect(page.locator("table.runs")).to_be_visible()
+
+
+def test_a_view_that_was_left_does_not_change_the_address(browser, address):
+    """Answers and updates that it was waiting for come later."""
+    with opened(browser, address, "#/ledger?run=first") as page:
+        page.evaluate(
+            """async () => {
+                const names = performance.getEntriesByType("resource").map((entry) => entry.name);
+                const { tell } = await import(names.find((name) => name.includes("/store.js")));
+                for (let i = 0; i < 6; i++) {
+                    tell(new Set(["first"])); // the second time, it is drawn 2.5 s later
+                    await new Promise((resolve) => setTimeout(resolve, 50));
+                }
+            }"""
+        )
+        page.get_by_role("link", name="Runs").click()
+        expect(page.locator("table.runs")).to_be_visible()
+        page.wait_for_timeout(2600)
+        assert page.url.endswith("#/runs")
+        held = []
+        page.route(re.compile("/api/steps"), lambda route: held.append(route))
+        page.get_by_role("link", name="Groups").click()
+        wait_until(lambda: page.evaluate("1") and held)
+        page.get_by_role("link", name="Runs").click()
+        expect(page.locator("table.runs")).to_be_visible()
+        with page.expect_response(re.compile("/api/steps")):
+            held[0].continue_()
+        page.wait_for_timeout(300)
         assert page.url.endswith("#/runs")
 
 

@@ -126,7 +126,7 @@ def test_the_search_marks_what_was_said(browser, address):  # noqa: F811
 
 def test_long_turns_are_drawn_in_parts(browser, runs, address):  # noqa: F811
     run = make_episode_run(runs / "long")
-    calls = [call("python", {"code": "y" * 5000})]
+    calls = [call("python", {"code": "y" * 4987 + ' print("out")'})]
     long = [
         {"role": "assistant", "content": "1+2=3;" * 400},
         {"role": "user", "content": "z" * 3000 + " the end"},
@@ -146,6 +146,9 @@ def test_long_turns_are_drawn_in_parts(browser, runs, address):  # noqa: F811
         expect(last.get_by_role("button", name="show 3,000 more characters")).to_be_visible()
         page.get_by_label("Search", exact=True).fill("the end")
         expect(answer.locator("mark")).to_have_text(["the end"])
+        page.get_by_label("Colour tokens by").select_option("none")
+        page.get_by_label("Search", exact=True).fill('print("out")')
+        expect(last.locator(".call mark")).to_have_text(['print("out")'])
 
 
 def test_hostile_text_stays_text(browser, address):  # noqa: F811

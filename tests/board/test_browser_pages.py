@@ -116,6 +116,35 @@ def test_the_band_covers_the_range_over_seeds(browser, address):  # noqa: F811
         assert 0.1 < alphas[0] / alphas[1] < 0.6
 
 
+def test_charts_of_a_view_that_was_left_are_not_drawn(browser, address):  # noqa: F811
+    """Each would be kept by those that share its pointer, for as long as the page is open."""
+    left = "(key) => uPlot.sync(key).plots.filter((plot) => !plot.root.isConnected).length"
+    with opened(browser, address, "#/ablation?name=study") as page:
+        wait_until(lambda: drawn(page, "eval/accuracy") > 100)
+        page.evaluate(
+            """async () => {
+                const names = performance.getEntriesByType("resource").map((entry) => entry.name);
+                const { tell } = await import(names.find((name) => name.includes("/store.js")));
+                for (let i = 0; i < 6; i++) {
+                    tell(new Set(["ablation study"])); // the second time, it is drawn 2 s later
+                    await new Promise((resolve) => setTimeout(resolve, 50));
+                }
+            }"""
+        )
+        page.get_by_role("link", name="Runs", exact=True).click()
+        page.wait_for_timeout(2300)
+        assert page.evaluate(left, "arms") == 0
+        held = []
+        page.route(re.compile("/api/evaluations"), lambda route: held.append(route))
+        page.get_by_role("tab", name="Evaluation").click()
+        wait_until(lambda: page.evaluate("1") and held)
+        page.get_by_role("tab", name="Curves").click()
+        with page.expect_response(re.compile("/api/evaluations")):
+            held[0].continue_()
+        page.wait_for_timeout(300)
+        assert page.evaluate(left, "steps") == 0
+
+
 def test_an_evaluation(browser, address):  # noqa: F811
     with opened(browser, address) as page:
         page.locator('tr[data-report="exam"] a').click()
@@ -216,6 +245,76 @@ def test_the_queue(browser, tmp_path, quick_jobs):  # noqa: F811
     assert not (tmp_path / "lab-002").exists()
 
 
+def test_a_click_on_stop_while_the_run_writes(browser, tmp_path):  # noqa: F811
+    with served(tmp_path) as address, opened(browser, address, f"#token={TOKEN}") as page:
+        page.locator("nav").get_by_role("link", name="Lab", exact=True).click()
+        expect(page.get_by_role("button", name="Start the run")).to_be_enabled()
+        expect(page.get_by_role("switch")).to_have_count(5)
+
+        def says(tail):
+            page.evaluate(
+                """async (tail) => {
+                    const names = performance.getEntriesByType("resource").map((entry) => entry.name);
+                    const { store, tell } = await import(names.find((name) => name.includes("/store.js")));
+                    store.jobs = [{ name: "lab-001", state: "running", recipe: "demo", place: null, tail }];
+                    tell(new Set());
+                }""",
+                tail,
+            )
+
+        says("step 1")
+        page.get_by_label("stop lab-001").hover()
+        page.mouse.down()
+        says("step 2")
+        page.route(re.compile("/api/lab/stop"), lambda route: route.fulfill(json={}))
+        with page.expect_request(re.compile("/api/lab/stop")):
+            page.mouse.up()
+        page.get_by_text("output").click()
+        expect(page.locator(".job pre")).to_have_text("step 2")
+
+
+def test_the_recipe_that_is_shown_is_the_one_that_starts(browser, tmp_path):  # noqa: F811
+    """Of recipes that are chosen one after another, as with the arrow keys, the last one counts."""
+    for name, steps in (("one", 11), ("two", 22)):
+        (tmp_path / f"{name}.yaml").write_text(f"{RECIPE}train: {{steps: {steps}}}\n")
+    with served(tmp_path) as address, opened(browser, address, f"#token={TOKEN}") as page:
+        page.locator("nav").get_by_role("link", name="Lab", exact=True).click()
+        expect(page.get_by_label("steps")).to_have_value("40")
+        held = []
+        page.route(re.compile(r"/api/lab\?"), lambda route: held.append(route))
+        page.route(re.compile("/api/lab/start"), lambda route: route.fulfill(json={"name": "none"}))
+        recipes = page.get_by_label("Recipe")
+        for name in ("one", "two"):
+            recipes.select_option(f"{tmp_path.name}/{name}.yaml")
+        for route, name in zip(held, ("one", "two"), strict=True):
+            with page.expect_response(re.compile(rf"/api/lab\?.*{name}\.yaml")):
+                route.continue_()
+        expect(recipes).to_have_value(f"{tmp_path.name}/two.yaml")
+        expect(page.get_by_label("steps")).to_have_value("22")
+        with page.expect_request(re.compile("/api/lab/start")) as asked:
+            page.get_by_role("button", name="Start the run").click()
+        assert asked.value.post_data_json["recipe"] == f"{tmp_path.name}/two.yaml"
+        assert asked.value.post_data_json["steps"] == 22
+
+
+def test_a_recipe_that_cannot_be_started_says_why(browser, tmp_path):  # noqa: F811
+    (tmp_path / "part.yaml").write_text("model: {name: tiny}\n")
+    with served(tmp_path) as address, opened(browser, address, f"#token={TOKEN}", refused=True) as page:
+        lab = page.locator("nav").get_by_role("link", name="Lab", exact=True)
+        lab.click()
+        expect(page.get_by_role("switch")).to_have_count(5)
+        page.get_by_label("Recipe").select_option(f"{tmp_path.name}/part.yaml")
+        problem = page.locator("form > .problem")
+        expect(problem).to_contain_text("data.train is not set")
+        expect(page.get_by_role("switch")).to_have_count(0)  # those were the demo's
+        with page.expect_response(re.compile(r"/api/lab\?")):
+            page.get_by_role("button", name="Start the run").click()
+        expect(problem).to_contain_text("data.train is not set")
+        page.get_by_role("link", name="Runs", exact=True).click()
+        lab.click()
+        expect(page.get_by_label("Recipe")).to_have_value("demo")  # another can be chosen
+
+
 @contextmanager
 def shown_to_others(directory, lab=None):
     listening = socket.create_server(("127.0.0.1", 0))
@@ -285,7 +384,7 @@ def test_the_engines_of_a_run_on_a_cluster(browser, tmp_path):  # noqa: F811
     run = make_run(tmp_path / "runs" / "cluster", **{"cluster.backend": "ray", "cluster.engines": 2})
     figures = {
         "queue": (12, 0),
-        "version": (4, 4),
+        "version": (1233, 1234),
         "tokens_per_s": (1234.0, 56.0),
         "busy": (0.914, 1.0),
         "lost": (0, 2),
@@ -298,8 +397,8 @@ def test_the_engines_of_a_run_on_a_cluster(browser, tmp_path):  # noqa: F811
         page.get_by_role("tab", name="Cluster").click()
         rows = page.locator(".grid.tables tbody tr")
         expect(rows).to_have_count(4)
-        expect(rows.nth(0).locator("td")).to_have_text(["0", "1.2 k", "91 %", "12", "4", "0"])
-        expect(rows.nth(1).locator("td")).to_have_text(["1", "56", "100 %", "0", "4", "2"])
+        expect(rows.nth(0).locator("td")).to_have_text(["0", "1.2 k", "91 %", "12", "1233", "0"])
+        expect(rows.nth(1).locator("td")).to_have_text(["1", "56", "100 %", "0", "1234", "2"])
         expect(rows.nth(2).locator("td")).to_have_text(["0", "51.2 k", "50 %", "71.3"])
         expect(rows.nth(3).locator("td")).to_have_text(["1", "49.8 k", "50 %", "70.0"])
         page.get_by_label("Show cluster").uncheck()

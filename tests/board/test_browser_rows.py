@@ -2,10 +2,13 @@
 
 import json
 import os
+import shutil
 
 import pytest
-from board_runs import finish, make_run
+from board_runs import finish, kept, make_group, make_run, metrics_of
 from test_browser import CHROMIUM, PHONE, browser, expect, opened, served  # noqa: F401  (`browser` is a fixture)
+
+from dapo_rl.runs.directory import RunDirectory
 
 pytestmark = [
     pytest.mark.slow,
@@ -34,6 +37,50 @@ def test_a_run_that_cannot_be_read_says_so_in_its_row(browser, tmp_path):  # noq
             expect(page.locator('tr[data-run="bad"] .state')).to_have_text("finished")
             page.get_by_label("Filter runs").fill("no such setting")
             expect(page.locator("table.runs tbody tr")).to_have_count(1)
+
+
+def test_a_click_on_a_run_that_goes_on(browser, tmp_path):  # noqa: F811
+    """A step that ends while the button of the mouse is down does not take the click away, or the focus."""
+    run = make_run(tmp_path / "live")
+    with served(tmp_path) as address, opened(browser, address) as page:
+        row, box = page.locator('tr[data-run="live"]'), page.get_by_label("Show live")
+        box.hover()
+        page.mouse.down()
+        run.append_metrics(4, metrics_of(4))
+        expect(row.locator(".progress")).to_contain_text("4 /")
+        page.mouse.up()
+        expect(box).not_to_be_checked()
+        expect(row).not_to_have_class("picked")
+        box.focus()
+        run.append_metrics(5, metrics_of(5))
+        expect(row.locator(".progress")).to_contain_text("5 /")
+        page.keyboard.press("Space")
+        expect(box).to_be_checked()
+
+
+def test_the_curves_of_a_run_that_is_deleted_go(browser, tmp_path):  # noqa: F811
+    for name in ("one", "two"):
+        make_run(tmp_path / name)
+    with served(tmp_path) as address, opened(browser, address) as page:
+        values = page.locator('[data-metric="acc/mean"] .value')
+        expect(values).to_have_count(2)
+        shutil.rmtree(tmp_path / "one")
+        expect(page.locator(".legend")).to_have_text("two")
+        expect(values).to_have_count(1)
+        shutil.rmtree(tmp_path / "two")
+        expect(page.locator("main")).to_contain_text("Pick a run in the table.")
+
+
+def test_a_run_that_starts_can_be_chosen(browser, tmp_path):  # noqa: F811
+    make_run(tmp_path / "one")
+    with served(tmp_path) as address, opened(browser, address, "#/groups") as page:
+        chosen = page.get_by_label("Run", exact=True)
+        for name, view in (("two", "Groups"), ("three", "Ledger")):
+            page.get_by_role("link", name=view).click()
+            expect(chosen).to_have_value("one")
+            make_run(tmp_path / name)
+            expect(chosen.locator(f"option[value={name}]")).to_be_attached()
+            expect(chosen).to_have_value("one")
 
 
 def test_two_thousand_runs(browser, tmp_path):  # noqa: F811
@@ -65,5 +112,11 @@ def test_two_thousand_runs(browser, tmp_path):  # noqa: F811
 def test_the_first_run_comes_up_by_itself(browser, tmp_path):  # noqa: F811
     with served(tmp_path) as address, opened(browser, address) as page:
         expect(page.locator("main")).to_contain_text("No runs yet")
-        make_run(tmp_path / "new")
+        make_run(tmp_path / "new", 0, **{"train.steps": 5})
         expect(page.locator('tr[data-run="new"].picked')).to_have_count(1)
+        page.get_by_role("link", name="Groups").click()
+        expect(page.locator("main")).to_contain_text("No run has recorded its groups yet")
+        run = RunDirectory.open(tmp_path / "new")
+        run.write_rollouts(1, [kept(make_group(10, [("2", True), ("3", False)]))])
+        run.append_metrics(1, metrics_of(1))
+        expect(page.locator(".question")).to_contain_text("1+1=?")

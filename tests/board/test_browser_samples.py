@@ -66,6 +66,18 @@ def test_the_list_of_samples_is_sorted_and_filtered(browser, address):  # noqa: 
         expect(page.locator(".list")).to_have_text("No sample passes these filters.")
 
 
+def test_a_filter_that_a_step_does_not_offer_hides_nothing(browser, runs, address):  # noqa: F811
+    run = make_run(runs / "b", steps=1)
+    run.write_rollouts(2, [GroupRow(make_group(20, [("2", True)] * 2), "all_correct")], 0)
+    with opened(browser, address, "#/groups?run=b&step=1&list=samples") as page:
+        page.locator(".filters").get_by_role("button", name="wrong").click()
+        expect(rows_shown(page)).to_have_count(1)
+        page.get_by_label("Next step").click()
+        expect(page.locator(".filters .chip")).to_have_text(["right 2"])
+        expect(page.locator(".filters .hint")).to_have_text("2 of 2 samples")
+        expect(rows_shown(page)).to_have_count(2)
+
+
 def test_a_long_list_is_shown_a_page_at_a_time(browser, runs, address):  # noqa: F811
     run = make_run(runs / "long", steps=1)
     run.write_rollouts(1, [GroupRow(make_group(n, [("2", True)]), "all_correct") for n in range(150)], 0)
@@ -286,6 +298,32 @@ def test_a_chosen_group_stays_while_the_run_goes_on(browser, runs, address):  # 
         expect(page.locator(".question small")).to_have_text("draw 30 · p30")
 
 
+def test_the_newest_step_is_followed_from_view_to_view(browser, runs, address):  # noqa: F811
+    run = make_run(runs / "live", steps=2)
+
+    def next_step(step):
+        run.write_rollouts(step, [kept(make_group(10 * step, [("2", True), ("3", False)]))], 0)
+        run.append_metrics(step, metrics_of(step))
+
+    with opened(browser, address, "#/groups?run=live&list=samples") as page:
+        step, shown = page.get_by_label("Step number"), page.locator(".question small")
+        expect(shown).to_have_text("draw 20 · p20")
+        page.get_by_label("Light or dark").click()
+        expect(shown).to_have_text("draw 20 · p20")
+        next_step(3)
+        expect(step).to_have_value("3")
+        expect(shown).to_have_text("draw 30 · p30")
+        page.get_by_role("link", name="Runs").click()
+        next_step(4)
+        page.get_by_role("link", name="Groups").click()
+        expect(step).to_have_value("4")
+        expect(shown).to_have_text("draw 40 · p40")
+        page.get_by_label("Previous step").click()
+        page.get_by_role("link", name="Runs").click()
+        page.get_by_role("link", name="Groups").click()
+        expect(step).to_have_value("3")
+
+
 def test_a_group_chosen_while_the_next_step_is_on_its_way(browser, runs, address):  # noqa: F811
     run = make_run(runs / "live", steps=2)
     with opened(browser, address, "#/groups?run=live") as page:
@@ -437,3 +475,6 @@ def test_a_card_speaks_of_an_answer_only_if_the_reward_extracts_one(browser, run
         expect(page.locator(".list")).to_contain_text("unfinished")
     with opened(browser, address, "#/groups?run=failed&step=1&draw=8") as page:
         expect(page.locator('.detail [data-sample="0"]')).to_contain_text("not judged: the run failed first")
+        expect(page.locator(".group[data-draw='8'] .marks i")).to_have_attribute("class", "failed")
+        page.keyboard.press("l")
+        expect(page.locator("[data-key='8.0'] .marks i")).to_have_attribute("class", "failed")

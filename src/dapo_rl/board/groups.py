@@ -173,14 +173,13 @@ def _hits(path: Path, step: int, query: str) -> list[dict[str, Any]]:
     sample."""
     table = _with_shown_outcomes(read_table(path, ["sample", "correct", "advantage", "fate", *TEXTS]))
     first = pc.fill_null(pc.equal(table.column("sample"), 0), True)
-    pattern = pattern_of(query)
     found = []
     for columns, of_group in ((("prompt", "truth"), True), (("response", "answer", "messages"), False)):
         mask = reduce(pc.or_, (matches(table, column, query) for column in columns))
         part = table.filter(pc.and_(mask, first) if of_group else mask)
         for row in part.slice(0, 4 * HITS).to_pylist():
-            hits = {column: islice(pattern.finditer(row[column] or ""), MOST_COUNTED) for column in columns}
-            spans = {column: [hit.span() for hit in hits[column]] for column in columns}
+            hits = {column: pattern_of(column, query).finditer(row[column] or "") for column in columns}
+            spans = {column: [hit.span() for hit in islice(hits[column], MOST_COUNTED)] for column in columns}
             where = next((column for column in columns if spans[column]), columns[0])
             start, end = spans[where][0] if spans[where] else (0, 0)
             found.append(

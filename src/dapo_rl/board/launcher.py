@@ -44,6 +44,7 @@ RECIPES_ALONE = {
     "env.agent": "a command is",
     "engine_options": "options of an engine are",
     "teacher.api_key_env": "a variable with a key is",
+    "cluster.address": "a cluster is",
 }
 """Settings that can name any code or secret of this host."""
 UNSET = ("", "[]", "{}", "null", "none")
@@ -124,6 +125,9 @@ def overrides_for(wanted: Start, base: Config | None = None) -> list[str]:
         changes["eval.prompts"] = wanted.eval_prompts
     for key, value in wanted.settings.items():
         _check_setting(key, value)
+    teacher = wanted.settings.get("teacher.name", "").strip()
+    if base.teacher.api_key_env is not None and teacher not in (*UNSET, base.teacher.name):
+        raise UserError("teacher.name: another server would get the recipe's key; name it in a recipe, not here")
     return _words(changes | wanted.settings)
 
 

@@ -23,8 +23,8 @@ def ledger(run: BoardRun) -> dict[str, Any]:
 
 def _totals(run: BoardRun) -> tuple[dict[str, int], bool]:
     """The totals of a finished run, or those of the log until then, which distinguishes fewer outcomes."""
-    own = run.summary().get("tokens")
-    if run.state != "running" and isinstance(own, dict):
+    own = run.results(run.log.last_step).get("tokens")
+    if isinstance(own, dict):
         return {outcome: tokens for outcome, tokens in own.items() if as_count(tokens, LARGEST_COUNT) is not None}, True
     generated, trained = (_whole(run.log.total(f"sampling/tokens_{name}")) for name in ("generated", "trained"))
     steps, shares = (column.tolist() for column in run.log.column("sampling/wasted_share"))

@@ -157,13 +157,21 @@ class BoardRun:
         """`running`, `finished`, `failed` (it wrote why), or `stopped` (by a signal, or a crash of the machine)."""
         if self._is_written():
             return "running"
-        if self.summary().get("finished") is True:
+        summary, steps = self.summary(), as_count(self.settings().get("train.steps"))
+        # A run that finished may have been resumed with more steps.
+        if summary.get("finished") is True and (steps is None or summary.get("steps") in (None, steps)):
             return "finished"
         self._error.look()
         return "failed" if self._error.value or self._error.problem else "stopped"
 
     def _is_written(self) -> bool:
         return is_alive(self._lock.look())
+
+    def results(self, last_step: int) -> dict[str, Any]:
+        """The summary of a run that has ended; empty if its log has gone on to `last_step` since it was written."""
+        summary = self.summary()
+        is_old = last_step > (as_count(summary.get("steps", last_step)) or 0)
+        return {} if is_old or self.state == "running" else summary
 
     def glance(self) -> tuple[Any, ...]:
         """A value that changes when the row does. It costs a `stat` of a few files, and opens only changed ones."""
@@ -186,13 +194,14 @@ class BoardRun:
     def row(self) -> dict[str, Any]:
         """The run in the table."""
         self._digest.refresh(AT_A_TIME)
-        settings, summary, evaluations = self.settings(), self.summary(), self.evaluations(self._digest)
+        settings, evaluations = self.settings(), self.evaluations(self._digest)
         figures = {key: as_number(self._digest.latest(name, 10)) for key, name in RECENT.items()}
         figures |= {key: as_number(self._digest.total(name)) for key, name in TOTALS.items()}
-        tokens, ended = summary.get("tokens"), self.state != "running"
-        if ended and isinstance(tokens, dict) and (total := as_count(tokens.get("total"), LARGEST_COUNT)) is not None:
+        results = self.results(self._digest.last_step)
+        tokens = results.get("tokens")
+        if isinstance(tokens, dict) and (total := as_count(tokens.get("total"), LARGEST_COUNT)) is not None:
             figures["tokens"] = total  # with those of a step that the run did not finish
-        if (seconds := as_number(summary.get("wall_seconds"))) is not None:
+        if (seconds := as_number(results.get("wall_seconds"))) is not None:
             figures["seconds"] = seconds
         return _EMPTY_ROW | {
             "name": self.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ TEXTS = ("prompt", "response", "answer", "truth", "messages")
 """Columns that a search covers."""
 OPENING = 160
 """Characters of an answer and of a response in the list."""
+NOT_JUDGED = "not judged"
+"""The verdict of a sample whose run failed first."""
 MOST_TOOLS = 30
 """Tools to filter by: the most used ones. A policy may call tools that do not exist."""
 
@@ -118,6 +121,7 @@ def _index(path: Path, _now: Identity | None) -> pa.Table:
     found = {name: table.column(name) for name in IN_LIST}
     found["fate"] = outcomes_shown(table)
     found["length"] = lengths_of(table)
+    found["status"] = pc.fill_null(table.column("status"), NOT_JUDGED)
     # A sample that was not trained on has a score, but no length penalty and no reward.
     found["worth"] = pc.coalesce(table.column("reward"), table.column("score"))
     found["turns"] = pc.fill_null(table.column("policy_turns"), 1)
@@ -146,11 +150,16 @@ def _with_words(path: Path, _now: Identity | None, words: str) -> pa.ChunkedArra
 
 def matches(table: pa.Table, column: str, words: str) -> pa.ChunkedArray:
     """Whether each text contains the words, in upper or lower case."""
-    return pc.fill_null(pc.match_substring(table.column(column), words, ignore_case=True), False)
+    return pc.fill_null(pc.match_substring(table.column(column), _written(column, words), ignore_case=True), False)
 
 
-def pattern_of(words: str) -> re.Pattern[str]:
-    return re.compile(re.escape(words), re.IGNORECASE)
+def pattern_of(column: str, words: str) -> re.Pattern[str]:
+    return re.compile(re.escape(_written(column, words)), re.IGNORECASE)
+
+
+def _written(column: str, words: str) -> str:
+    """The words as they stand in a column: messages are JSON."""
+    return json.dumps(words, ensure_ascii=False)[1:-1] if column == "messages" else words
 
 
 def lengths_of(table: pa.Table) -> pa.ChunkedArray:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import threading
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Set
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,8 @@ from dapo_rl.base.reading import open_regular
 Floats = NDArray[np.float64]
 CHUNK = 1 << 20
 LONGEST_LINE = 1 << 20
+SEAM = 256
+"""Bytes before the end of what was read by which the file is known again."""
 LARGEST_LOG = 1 << 30
 MOST_NAMES, LONGEST_NAME = 1000, 200
 MOST_VALUES = 64 << 20
@@ -42,7 +45,7 @@ class MetricsLog:
             self._empty()
 
     def _empty(self) -> None:
-        self._inode, self._offset = -1, 0
+        self._inode, self._offset, self._seam = -1, 0, b""
         self._inside_a_line = False
         self._steps = array("d")
         self._columns: dict[str, array[float]] = {}
@@ -73,6 +76,10 @@ class MetricsLog:
 
     def _read_on(self, path: Path, end: int) -> None:
         with open_regular(str(path)) as file:
+            # A file that replaced another twice can have its inode again, and be longer than it was.
+            if _before(file, self._offset) != self._seam:
+                self._empty()
+                self._inode = os.fstat(file.fileno()).st_ino
             file.seek(self._offset)
             rest = b""
             while (chunk := file.read(CHUNK)) and not self._is_cut:
@@ -86,6 +93,7 @@ class MetricsLog:
                 if self._offset >= end:
                     break
             self.is_behind = bool(chunk) and not self._is_cut
+            self._seam = _before(file, self._offset)
 
     def _take(self, line: bytes) -> None:
         self._offset += len(line) + 1
@@ -177,6 +185,11 @@ class MetricsLog:
         values = self.column(name)[1][-steps:]
         with np.errstate(over="ignore"):
             return float(values.mean()) if len(values) else None
+
+
+def _before(file: BinaryIO, end: int) -> bytes:
+    file.seek(max(0, end - SEAM))
+    return file.read(min(SEAM, end))
 
 
 def _step(value: Any) -> int | None:

@@ -38,7 +38,7 @@ export function ablation(parameters, onClose) {
       if (mine === turn) fill(holder, refused(error));
       return;
     }
-    if (mine !== turn) return;
+    if (mine !== turn || !holder.isConnected) return;
     if (!holder.contains(top)) fill(holder, top, parts, below);
     fill(top, heading(page));
     layout(page);

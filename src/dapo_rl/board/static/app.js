@@ -16,7 +16,7 @@ let close = () => {};
 function show() {
   const { view, parameters } = arrive();
   close();
-  const name = VIEWS[view] && (view !== "lab" || store.hasLab) ? view : "runs";
+  const name = Object.hasOwn(VIEWS, view) && (view !== "lab" || store.hasLab) ? view : "runs";
   for (const link of document.querySelectorAll("nav a")) {
     link.toggleAttribute("aria-current", link.dataset.view === (ABOVE[name] ?? name));
     link.hidden = link.dataset.view === "lab" && !store.hasLab;

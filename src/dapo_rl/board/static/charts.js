@@ -1,5 +1,5 @@
 // Curves of several runs in one chart: the smoothed line, with the raw one behind it.
-import { h, isNumber, short } from "./dom.js";
+import { exact, h, isNumber, short } from "./dom.js";
 import { address, csv, save, saveMenu } from "./download.js";
 import { png, svg } from "./picture.js";
 import { colour } from "./store.js";
@@ -20,9 +20,9 @@ function axes() {
       grid: { show: false },
       size: 26,
       gap: 4,
-      values: (_, ticks) => ticks.map((t) => (Number.isInteger(t) ? short(t).replace(".0", "") : "")),
+      values: (_, ticks) => ticks.map((t) => (Number.isInteger(t) ? exact(t) : "")),
     },
-    { ...look, grid, size: 46, gap: 4, values: (_, ticks) => ticks.map(short) },
+    { ...look, grid, size: 46, gap: 4, values: (_, ticks) => ticks.map(exact) },
   ];
 }
 

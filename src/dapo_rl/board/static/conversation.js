@@ -24,9 +24,15 @@ export function episodeFacts(sample) {
   );
 }
 
-/** Whether a message has the words. */
+/** Whether a message has the words, in anything that is shown of it. */
 export const mentions = (sample, words) =>
-  sample.turns?.some((turn) => turn.messages.some(({ content }) => occurs(content, words))) ?? false;
+  sample.turns?.some((turn) => turn.messages.flatMap(textsOf).some((text) => occurs(text, words))) ?? false;
+
+const textsOf = ({ content, reasoning, calls }) => [
+  content,
+  reasoning,
+  ...calls.flatMap((call) => argumentsOf(call.arguments)?.flat() ?? call.arguments),
+];
 
 /**
  * The turns of a sample. `plain` shows what the policy said instead of its tokens; `most` limits the tokens that are

@@ -37,6 +37,17 @@ export function fill(element, ...children) {
   return element;
 }
 
+/** Reorders children, without touching those that are already in place. */
+export function arrange(parent, children) {
+  const wanted = new Set(children);
+  for (const child of [...parent.children]) if (!wanted.has(child)) child.remove();
+  let place = parent.firstElementChild;
+  for (const child of children) {
+    if (child === place) place = place.nextElementSibling;
+    else parent.insertBefore(child, place);
+  }
+}
+
 /** Text from a model or a data file, isolated in its own element and text direction. */
 export const foreign = (text, tag = "span", cls = "") => h(tag, { class: `foreign ${cls}`, dir: "auto" }, text ?? "");
 
@@ -79,6 +90,15 @@ export function short(value) {
           ? value.toExponential(1)
           : String(Number(value.toPrecision(3)));
   return text.replace(/^-/, "−");
+}
+
+/** Formats a tick of an axis, with all its digits: rounded, neighbours would read the same. */
+export function exact(value) {
+  const size = Math.abs(value);
+  const power = size < 1e4 ? 0 : Math.min(4, Math.floor(Math.log10(size) / 3));
+  const number = Number((value / 1000 ** power).toPrecision(12));
+  const text = size > 0 && size < 1e-3 ? number.toExponential() : String(number);
+  return (text + ["", " k", " M", " G", " T"][power]).replace(/^-/, "−");
 }
 
 /** Calls at most once per interval in milliseconds, and once more at the end. */

@@ -10,7 +10,7 @@ const TABLES = {
     ["tokens_per_s", "tokens/s", count, "tokens of finished samples in the last step"],
     ["busy", "busy", share, "share of the last step in which it generated"],
     ["queue", "queue", count, "samples that it has not finished"],
-    ["version", "version", short, "version of its weights"],
+    ["version", "version", (value) => fixed(value, 0), "version of its weights"],
     ["lost", "lost", short, "how often it was lost, and started again"],
   ],
   ranks: [

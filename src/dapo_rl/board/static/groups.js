@@ -3,6 +3,7 @@ import { Comparison, fromText, toText } from "./compare.js";
 import { fill, h, throttle } from "./dom.js";
 import { bind, showKeys } from "./keys.js";
 import { outcomeChips, groupLine, SampleList } from "./lists.js";
+import { offerRuns } from "./names.js";
 import { groupView } from "./samples.js";
 import { Hits, Occurrences } from "./search.js";
 import { Steps } from "./steps.js";
@@ -11,6 +12,7 @@ import { get, onChange, remember, store } from "./store.js";
 const memory = {
   run: null,
   step: null,
+  follow: true, // the newest step, until another is chosen
   draw: null,
   sample: null,
   list: "groups",
@@ -35,31 +37,32 @@ const memory = {
 };
 const isPhone = () => matchMedia("(max-width: 800px)").matches;
 
+const able = () =>
+  [...store.runs.values()].filter((row) => row.rollouts).sort((a, b) => (b.started ?? 0) - (a.started ?? 0));
+
 function arrive(parameters) {
-  const able = [...store.runs.values()]
-    .filter((row) => row.rollouts)
-    .sort((a, b) => (b.started ?? 0) - (a.started ?? 0));
-  const before = memory.run;
-  memory.run = parameters.get("run") ?? (store.runs.get(memory.run)?.rollouts ? memory.run : able[0]?.name);
+  const { run: before, step } = memory;
+  memory.run = parameters.get("run") ?? (store.runs.get(memory.run)?.rollouts ? memory.run : able()[0]?.name);
   if (memory.run !== before) memory.picks = [];
   for (const key of ["step", "draw", "sample"])
     if (parameters.has(key)) memory[key] = Number(parameters.get(key));
+  if (memory.step !== step) memory.follow = false;
   if (["groups", "samples"].includes(parameters.get("list"))) memory.list = parameters.get("list");
   const pair = [fromText(parameters.get("a")), fromText(parameters.get("b"))];
   memory.comparing = pair.every(Boolean);
   if (memory.comparing) memory.picks = pair;
-  return able;
 }
 
 export function groups(parameters, onClose) {
-  const able = arrive(parameters);
-  if (!memory.run)
+  arrive(parameters);
+  if (!memory.run) {
+    onClose(onChange(() => able().length && window.dispatchEvent(new Event("hashchange")))); // shows this view again
     return h("p", { class: "empty" }, "No run has recorded its groups yet (", h("code", {}, "log.rollouts"), ").");
+  }
 
   const steps = new Steps();
   let listed = [];
   let shownGroup = null; // the group in the detail: {step, draw, group}
-  let follow = memory.step === null;
   const list = h("div", { class: "list", role: "list" });
   const detail = h("div", { class: "detail" });
   const chips = h("div", { class: "chips" });
@@ -87,7 +90,7 @@ export function groups(parameters, onClose) {
   const samples = new SampleList(memory.filter, {
     where: () => ({ run: memory.run, step: memory.step, words: memory.words, outcomes: memory.outcomes }),
     open: (row) => {
-      follow = false;
+      memory.follow = false;
       openGroup(row.draw, row.sample);
     },
     drawn: (answer) => {
@@ -98,27 +101,24 @@ export function groups(parameters, onClose) {
   });
   const isSamples = () => memory.list === "samples";
 
-  const select = h(
-    "select",
-    {
-      "aria-label": "Run",
-      onchange: () => {
-        memory.run = select.value;
-        memory.step = memory.draw = memory.sample = null;
-        follow = true;
-        comparison.clear();
-        open();
-      },
+  const select = h("select", {
+    "aria-label": "Run",
+    onchange: () => {
+      memory.run = select.value;
+      memory.step = memory.draw = memory.sample = null;
+      memory.follow = true;
+      comparison.clear();
+      open();
     },
-    able.map((row) => h("option", { value: row.name, selected: row.name === memory.run }, row.name)),
-  );
+  });
+  offerRuns(select, able(), memory.run);
   const slider = h("input", {
     type: "range",
     min: "0",
     step: "1",
     "aria-label": "Step",
     oninput: () => {
-      follow = false;
+      memory.follow = false;
       jump(steps.at(Number(slider.value)));
     },
   });
@@ -127,7 +127,7 @@ export function groups(parameters, onClose) {
     class: "step",
     "aria-label": "Step number",
     onchange: () => {
-      follow = false;
+      memory.follow = false;
       jump(steps.nearest(Number(number.value)));
     },
   });
@@ -159,15 +159,21 @@ export function groups(parameters, onClose) {
   const modes = h("div", { class: "modes", role: "group", "aria-label": "List" });
   const lists = h("div", { class: "bar lists" }, modes, chips);
 
-  async function open() {
-    ({ ranges: steps.ranges } = await get("steps", { run: memory.run }));
+  async function readSteps() {
+    ({ ranges: steps.ranges } = await get("steps", { run: memory.run }).catch(() => ({ ranges: [] })));
     slider.max = String(Math.max(0, steps.size - 1));
-    const step = memory.step === null || follow ? (steps.last ?? 0) : steps.nearest(memory.step);
-    await jump(step, memory.draw, memory.sample);
+  }
+
+  async function open() {
+    await readSteps();
+    const step = memory.step === null || memory.follow ? (steps.last ?? 0) : steps.nearest(memory.step);
+    if (memory.step !== null && step !== memory.step) jump(step); // the next one has come since
+    else jump(step, memory.draw, memory.sample);
   }
 
   let turn = 0;
   async function jump(step, draw = null, sample = null) {
+    if (!panes.isConnected) return; // another view is shown by now
     const mine = ++turn;
     Object.assign(memory, { step, draw, sample });
     shownGroup = null;
@@ -249,12 +255,13 @@ export function groups(parameters, onClose) {
 
   /** Opens a group that somebody chose: a run that goes on does not take it away. */
   function choose(draw, sample = null) {
-    follow = false;
+    memory.follow = false;
     return openGroup(draw, sample);
   }
 
   let wanted = 0;
   async function openGroup(draw, sample = null, { scroll = true } = {}) {
+    if (!panes.isConnected) return;
     const mine = ++wanted;
     Object.assign(memory, { draw, sample });
     note();
@@ -309,7 +316,7 @@ export function groups(parameters, onClose) {
   }
 
   function openHit({ step, draw, sample }) {
-    follow = false;
+    memory.follow = false;
     return step === memory.step ? openGroup(draw, sample) : jump(step, draw, sample);
   }
 
@@ -322,14 +329,13 @@ export function groups(parameters, onClose) {
 
   const moved = throttle(async () => {
     const before = memory.step;
-    ({ ranges: steps.ranges } = await get("steps", { run: memory.run }));
-    slider.max = String(Math.max(0, steps.size - 1));
-    if (follow && steps.last !== before) jump(steps.last);
+    await readSteps();
+    if (memory.follow && (steps.last ?? 0) !== before) jump(steps.last ?? 0);
     else slider.value = String(steps.indexOf(before));
   }, 1500);
 
   const go = (by) => {
-    follow = false;
+    memory.follow = false;
     comparison.close();
     jump(steps.beside(memory.step, by));
   };
@@ -377,6 +383,7 @@ export function groups(parameters, onClose) {
   );
   onClose(
     onChange((changed) => {
+      offerRuns(select, able(), memory.run);
       if (changed.has(memory.run)) moved();
     }),
   );

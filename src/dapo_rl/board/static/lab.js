@@ -1,6 +1,6 @@
 // Lab: a recipe with the five techniques as switches and any other setting; runs are started, queued and stopped here.
 import { Chart } from "./charts.js";
-import { fill, foreign, h, throttle } from "./dom.js";
+import { arrange, fill, foreign, h, throttle } from "./dom.js";
 import { long } from "./names.js";
 import { CURVES, legend } from "./panels.js";
 import { settingsEditor } from "./settings.js";
@@ -11,6 +11,7 @@ const DEMO = "demo";
 const memory = { recipe: null, on: null, steps: null, seed: 0, prompts: null, changed: new Map() };
 
 export function lab(_parameters, onClose) {
+  if (memory.on === null) memory.recipe = null; // it could not be read
   const switches = h("div", { class: "switches" }),
     jobs = h("div", { class: "jobs" }),
     problem = h("p", { class: "problem", role: "alert" });
@@ -70,15 +71,20 @@ export function lab(_parameters, onClose) {
     drawJobs();
   }
 
+  let asked = 0;
   async function describe() {
+    const mine = ++asked;
     fill(problem);
     let answer;
     try {
       answer = await get("lab", { recipe: memory.recipe });
     } catch (error) {
+      if (mine !== asked) return;
       fill(problem, error.message);
+      fill(switches); // they are another recipe's
       return;
     }
+    if (mine !== asked) return; // another recipe has been chosen since
     store.jobs = answer.jobs;
     if (memory.on === null)
       Object.assign(memory, {
@@ -150,7 +156,7 @@ export function lab(_parameters, onClose) {
     });
     return {
       recipe: memory.recipe,
-      techniques: [...memory.on],
+      techniques: [...(memory.on ?? [])],
       steps: memory.steps,
       seed: memory.seed,
       eval_prompts: memory.prompts,
@@ -160,6 +166,7 @@ export function lab(_parameters, onClose) {
 
   async function begin(event) {
     event.preventDefault();
+    if (memory.on === null) return describe(); // the recipe has not been read, and this says why
     start.disabled = true;
     fill(problem);
     try {
@@ -172,20 +179,24 @@ export function lab(_parameters, onClose) {
   }
 
   const fresh = new Set();
+  const drawn = new Map(); // what is drawn of the queue and of each job stays while its buttons stay the same
+  function kept(name, key, build) {
+    if (drawn.get(name)?.key !== key) drawn.set(name, { key, ...build() });
+    return drawn.get(name);
+  }
+
   function drawJobs() {
     const waiting = store.jobs.filter((job) => job.state === "waiting");
-    fill(
-      jobs,
-      waiting.length
-        ? h(
-            "section",
-            { class: "queue", "aria-label": "Queue" },
-            h("h3", {}, `Queue: ${waiting.length} ${waiting.length === 1 ? "run waits" : "runs wait"}`),
-            h("ol", {}, waiting.map(queued)),
-          )
-        : null,
-      store.jobs.filter((job) => job.state !== "waiting").map(started),
-    );
+    const queue = kept("", JSON.stringify([waiting, start.disabled]), () => ({
+      element: h(
+        "section",
+        { class: "queue", "aria-label": "Queue" },
+        h("h3", {}, `Queue: ${waiting.length} ${waiting.length === 1 ? "run waits" : "runs wait"}`),
+        h("ol", {}, waiting.map(queued)),
+      ),
+    }));
+    const others = store.jobs.filter((job) => job.state !== "waiting").map(started);
+    arrange(jobs, waiting.length ? [queue.element, ...others] : others);
   }
 
   const act = (action, job, label, { says = label, disabled = false } = {}) =>
@@ -224,26 +235,29 @@ export function lab(_parameters, onClose) {
     const row = store.runs.get(job.name),
       going = job.state === "running" || job.state === "stopping";
     const said = job.state === "running" && !(row?.step > 0) ? "starting" : job.state;
-    return h(
-      "article",
-      { class: "card job", data: { job: job.name } },
-      h(
-        "div",
-        { class: "line" },
-        h("b", {}, foreign(job.name)),
-        h("span", { class: `state ${said}` }, said),
-        h("small", {}, row ? `step ${row.step} of ${row.steps ?? "?"}` : ""),
-        h("span", { class: "grow" }),
-        going ? act("stop", job, job.state === "stopping" ? "stop immediately" : "stop") : null,
-      ),
-      h("small", {}, long(job.recipe)),
-      h(
-        "details",
-        { open: job.state === "failed" },
-        h("summary", {}, "output"),
-        foreign(job.tail || "nothing yet", "pre"),
-      ),
-    );
+    const card = kept(job.name, `${said} ${job.state} ${start.disabled}`, () => {
+      const step = h("small");
+      const output = foreign("", "pre");
+      const element = h(
+        "article",
+        { class: "card job", data: { job: job.name } },
+        h(
+          "div",
+          { class: "line" },
+          h("b", {}, foreign(job.name)),
+          h("span", { class: `state ${said}` }, said),
+          step,
+          h("span", { class: "grow" }),
+          going ? act("stop", job, job.state === "stopping" ? "stop immediately" : "stop") : null,
+        ),
+        h("small", {}, long(job.recipe)),
+        h("details", { open: job.state === "failed" }, h("summary", {}, "output"), output),
+      );
+      return { element, step, output };
+    });
+    fill(card.step, row ? `step ${row.step} of ${row.steps ?? "?"}` : "");
+    fill(card.output, job.tail || "nothing yet");
+    return card.element;
   }
 
   let turn = 0;

@@ -1,6 +1,7 @@
 // Ledger: where the generated tokens went, in total and per step.
 import { Bars } from "./charts.js";
 import { count, fill, foreign, h, percent, throttle } from "./dom.js";
+import { offerRuns } from "./names.js";
 import { byOutcome, outcomeName, outcomeTint } from "./outcomes.js";
 import { get, onChange, remember, store } from "./store.js";
 
@@ -8,7 +9,8 @@ const inOrder = (outcomes) => [...outcomes].sort(byOutcome);
 const memory = { run: null };
 
 export function ledger(parameters, onClose) {
-  const rows = [...store.runs.values()].sort((a, b) => (b.started ?? 0) - (a.started ?? 0));
+  const sorted = () => [...store.runs.values()].sort((a, b) => (b.started ?? 0) - (a.started ?? 0));
+  const rows = sorted();
   if (!rows.length) return h("p", { class: "empty" }, "No runs yet.");
   memory.run =
     parameters.get("run") ?? (store.runs.has(memory.run) ? memory.run : (store.picked.at(-1) ?? rows[0].name));
@@ -23,25 +25,28 @@ export function ledger(parameters, onClose) {
     chart.reading,
   );
   const compare = h("section", { class: "card scroll" });
-  const select = h(
-    "select",
-    {
-      "aria-label": "Run",
-      onchange: () => {
-        memory.run = select.value;
-        load();
-      },
+  const select = h("select", {
+    "aria-label": "Run",
+    onchange: () => {
+      memory.run = select.value;
+      load();
     },
-    rows.map((row) => h("option", { value: row.name, selected: row.name === memory.run }, row.name)),
-  );
+  });
+  offerRuns(select, rows, memory.run);
 
   let turn = 0;
   async function load() {
+    if (!total.isConnected) return; // another view is shown by now
     const mine = ++turn;
     remember("ledger", { run: memory.run });
     const names = [...new Set([memory.run, ...store.picked])];
-    const answers = await Promise.all(names.map((name) => get("ledger", { run: name })));
+    const answers = await Promise.all(names.map((name) => get("ledger", { run: name }))).catch((error) => error);
     if (mine !== turn || !total.isConnected) return;
+    if (answers instanceof Error) {
+      figure.hidden = compare.hidden = true;
+      fill(total, h("p", { class: "empty" }, answers.message));
+      return;
+    }
     const [answer] = answers;
     fill(total, totals(answer));
     const outcomes = inOrder(new Set(answer.bars.flatMap((bar) => Object.keys(bar.tokens))));
@@ -60,6 +65,7 @@ export function ledger(parameters, onClose) {
   const live = throttle(load, 2500);
   onClose(
     onChange((changed) => {
+      offerRuns(select, sorted(), memory.run);
       if (changed.has(memory.run)) live();
     }),
   );

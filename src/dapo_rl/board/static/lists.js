@@ -75,7 +75,7 @@ export function groupLine(group, current, open) {
       h(
         "span",
         { class: "marks" },
-        group.samples.map((s) => h("i", { class: mark(s), title: `${s.status}` })),
+        group.samples.map((s) => h("i", { class: mark(s), title: s.status ?? "not judged" })),
       ),
       h(
         "small",
@@ -178,8 +178,16 @@ export class SampleList {
     if (mine !== this.turn) return;
     this.rows = first ? [...this.rows, ...answer.rows] : answer.rows;
     this.matched = answer.matched ?? 0;
+    const chosen = this.choices();
     this.draw(answer, wanted);
     this.drawn(answer);
+    if (this.choices() < chosen && !answer.why) this.load(); // the list is without what this step does not have
+  }
+
+  /** How many outcomes, verdicts and tools are chosen. A choice that a step does not offer is dropped. */
+  choices() {
+    const { verdicts, tools, errors } = this.memory;
+    return [this.where().outcomes, verdicts, tools, errors].reduce((sum, set) => sum + set.size, 0);
   }
 
   draw(answer, wanted) {

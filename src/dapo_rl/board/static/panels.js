@@ -40,6 +40,7 @@ const hintOf = (name) =>
       ? "share of correct samples of one source"
       : "";
 
+const AT_ONCE = 64; // metrics that the server takes in a request
 const memory = { share: 0.1, extra: [], onlyDifferent: true, zoom: [null, null] };
 
 export const legend = () =>
@@ -120,24 +121,23 @@ export const PANELS = {
       if (!names.length) return;
       const [first, last] = memory.zoom;
       const points = Math.round(Math.max(200, Math.min(1200, (2 * (grid.clientWidth || 800)) / 3)));
-      const curves = await get("curves", {
-        run: names,
-        metric: [...charts.keys()],
-        points,
-        share: memory.share,
-        first,
-        last,
-      });
+      const wanted = { run: names, points, share: memory.share, first, last };
+      const metrics = [...charts.keys()];
+      const parts = [];
+      for (let i = 0; i < metrics.length; i += AT_ONCE)
+        parts.push(get("curves", { ...wanted, metric: metrics.slice(i, i + AT_ONCE) }));
+      const answers = await Promise.all(parts);
+      const curves = Object.fromEntries(names.map((name) => [name, Object.assign({}, ...answers.map((a) => a[name]))]));
       if (mine !== turn || !grid.isConnected) return;
       const pretraining = Object.fromEntries(names.map((name) => [name, store.runs.get(name)?.pretrain_steps]));
       fill(key, legend(), Object.values(pretraining).some((step) => step > 0) ? pretrainingKey() : null);
       for (const [metric, chart] of charts)
         chart.draw(
-          Object.fromEntries(names.filter((n) => curves[n]).map((name) => [name, curves[name][metric]])),
+          Object.fromEntries(names.map((name) => [name, curves[name][metric]])),
           memory.zoom,
           pretraining,
         );
-      const steps = Math.max(0, ...names.flatMap((name) => Object.values(curves[name] ?? {}).map((c) => c.steps)));
+      const steps = Math.max(0, ...names.flatMap((name) => Object.values(curves[name]).map((c) => c.steps)));
       fill(
         sample,
         first !== null
@@ -148,14 +148,20 @@ export const PANELS = {
       );
     }
 
+    let offered = null;
+    let reported = "";
     async function offerReports() {
       const { runs } = await get("reports", { run: store.picked });
+      if (String(runs) === reported) return; // the menu may be open
+      reported = String(runs);
       const entries = runs.map((run) => [`report.png of ${run}`, address("report.png", { run })]);
       fill(reports, entries.length ? saveMenu("Download report.png", entries) : null);
     }
 
     async function offer() {
       const { names } = await get("metrics", { run: store.picked });
+      if (String(names) === offered || !grid.isConnected) return;
+      offered = String(names);
       for (const family of [OF_FUNCTION, OF_SOURCE]) {
         const members = names.filter((name) => family.test(name));
         if (members.length > 1 && members.some((name) => !charts.has(name))) {
@@ -172,16 +178,17 @@ export const PANELS = {
       );
     }
 
+    // A run that goes on logs more metrics, and draws its report when it ends.
+    const all = () => {
+      if (!store.picked.length) return;
+      load();
+      offer();
+      offerReports();
+    };
     const later = throttle(load, 250),
-      live = throttle(load, 1500);
+      live = throttle(all, 1500);
     layout();
-    queueMicrotask(() => {
-      if (store.picked.length) {
-        load();
-        offer();
-        offerReports();
-      }
-    });
+    queueMicrotask(all);
     return {
       element: h(
         "div",
@@ -301,6 +308,7 @@ export const PANELS = {
         get("evaluations", { run: store.picked }),
         get("curves", { run: store.picked, metric: "eval/accuracy", share: 0 }),
       ]);
+      if (!holder.isConnected) return; // a chart that is drawn after it was closed would stay for good
       chart.draw(
         Object.fromEntries(store.picked.map((name) => [name, curves[name]?.["eval/accuracy"]]).filter(([, c]) => c)),
       );

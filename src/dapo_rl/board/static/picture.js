@@ -1,5 +1,5 @@
 // Charts as pictures for a paper: black on white with title, axes and legend, as SVG or PNG.
-import { short, visible } from "./dom.js";
+import { exact, visible } from "./dom.js";
 
 const WIDTH = 720;
 const HEIGHT = 420;
@@ -50,14 +50,14 @@ function shapesOf(chart) {
     x += width;
   }
   const ys = ticks(...chart.y);
-  const left = 34 + Math.max(...ys.map((t) => widthOf(short(t), 12)));
+  const left = 34 + Math.max(...ys.map((t) => widthOf(exact(t), 12)));
   const box = { left, right: WIDTH - 20, top: y + 16, bottom: HEIGHT - 48 };
   const place = (value, [low, high], from, to) => from + ((value - low) / (high - low || 1)) * (to - from);
   const toX = (value) => place(value, chart.x, box.left, box.right);
   const toY = (value) => place(value, chart.y, box.bottom, box.top);
   for (const tick of ys) {
     line([box.left, toY(tick)], [box.right, toY(tick)], GRID);
-    text(box.left - 7, toY(tick) + 4, short(tick), { size: 12, anchor: "end" });
+    text(box.left - 7, toY(tick) + 4, exact(tick), { size: 12, anchor: "end" });
   }
   for (const tick of ticks(...chart.x, 8).filter(Number.isInteger)) {
     line([toX(tick), box.bottom], [toX(tick), box.bottom + 5], INK);

@@ -1,6 +1,7 @@
 // Runs: a table to select from; below it the curves, settings and evaluations of the selected runs. Ablations and
 // evaluations stand in the same table and have pages of their own.
-import { count, duration, fill, fixed, foreign, h, isNumber, percent, short, signed, throttle } from "./dom.js";
+import { arrange, count, duration, fill, fixed, foreign, h, isNumber } from "./dom.js";
+import { percent, short, signed, throttle } from "./dom.js";
 import { long } from "./names.js";
 import { PANELS } from "./panels.js";
 import { record } from "./record.js";
@@ -119,6 +120,8 @@ export function runs(parameters, onClose) {
   const below = h("section");
   const said = record();
   let panel = null;
+  let shown = ""; // the runs in the panel
+  const picks = () => store.picked.join("\n");
 
   let limit = AT_ONCE;
   const scroller = h(
@@ -190,6 +193,15 @@ export function runs(parameters, onClose) {
     const key = `${row.kind ?? "run"} ${row.name}`;
     const known = built.get(key);
     if (known?.row === row && known.tint === tint) return known.element;
+    if (known?.tint === tint) {
+      // Of a run that goes on, what has not changed stays, so that its focus or a click on it is not lost.
+      cells(row).forEach((cell, i) => {
+        const old = known.element.children[i + 1];
+        if (!old.isEqualNode(cell)) old.replaceChildren(...cell.childNodes);
+      });
+      known.row = row;
+      return known.element;
+    }
     const element = row.kind ? buildReport(row) : build(row, on, tint);
     built.set(key, { row, tint, element });
     return element;
@@ -266,6 +278,7 @@ export function runs(parameters, onClose) {
 
   function showPanel() {
     panel?.close();
+    shown = picks();
     fill(
       tabs,
       [
@@ -302,6 +315,7 @@ export function runs(parameters, onClose) {
   onClose(
     onChange((changed) => {
       redraw();
+      if (picks() !== shown) return showPanel(); // one was deleted
       said.changed(changed);
       panel?.changed(changed);
     }),
@@ -343,17 +357,6 @@ export function runs(parameters, onClose) {
     tabs,
     below,
   ];
-}
-
-/** Reorders children, without touching those that are already in place. */
-function arrange(parent, children) {
-  const wanted = new Set(children);
-  for (const child of [...parent.children]) if (!wanted.has(child)) child.remove();
-  let place = parent.firstElementChild;
-  for (const child of children) {
-    if (child === place) place = place.nextElementSibling;
-    else parent.insertBefore(child, place);
-  }
 }
 
 const collator = new Intl.Collator(undefined, { numeric: true });

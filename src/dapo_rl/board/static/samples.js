@@ -57,7 +57,7 @@ const tint = (value, most) =>
 export const mark = (sample) =>
   sample.correct
     ? "right"
-    : ["timeout", "error"].includes(sample.status)
+    : [null, "not judged", "timeout", "error"].includes(sample.status)
       ? "failed"
       : sample.status === "unparseable"
         ? "unparsed"
