@@ -47,7 +47,6 @@ class Comparison:
         )
 
 
-EIGHT = range(8)
 VAPO = (
     Comparison(
         "presets",
@@ -61,7 +60,6 @@ VAPO = (
             Panel("actor/entropy", "Entropy of the policy", "nats per token", x=STEP),
         ),
         "GRPO, DAPO and VAPO on the same sums",
-        seeds=EIGHT,
     ),
     Comparison(
         "value-pretraining",
@@ -76,7 +74,6 @@ VAPO = (
         ),
         "Value pre-training: the critic explains more, the policy learns later",
         0.8,
-        seeds=EIGHT,
     ),
 )
 DYNAMIC = (

@@ -27,13 +27,13 @@ from dapo_rl.lab.ablate.statistics import SeedDifference, paired_difference
 NAME = "vapo-table"
 COMPARED = ("steps_to", "accuracy")
 COMMAND = (
-    "dapo ablate lab/presets critic.length_alpha=1 critic.lambda_lowest=0 --table vapo --seeds 8 "
+    "dapo ablate lab/presets critic.length_alpha=1 critic.lambda_lowest=0 --table vapo --seeds 10 "
     f"--compare {','.join(COMPARED)} --to-accuracy 0.85 --out runs/evidence/{NAME}"
 )
 HEAD = (
-    "| arm | steps to 85 % | difference | corrected 95 % interval | accuracy % | difference "
-    "| corrected 95 % interval |\n"
-    "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+    "| arm | steps to 85 % | difference | corrected 95 % interval | exact | accuracy % | difference "
+    "| corrected 95 % interval | exact |\n"
+    "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"
 )
 
 
@@ -81,14 +81,14 @@ def table(data: Mapping[str, Any]) -> list[str]:
             quantity = COMPARABLE[name]
             cells.append(quantity.write(float(np.mean([run[name] for run in arm["runs"]]))))
             if place == 0:
-                cells += ["", ""]
+                cells += ["", "", ""]
                 continue
             found = difference(data, arm, name)
             half = found.corrected_half_width
             assert half is not None
-            bold = "**" if found.excludes_zero else ""
-            interval = f"{bold}{quantity.signed(found.mean - half)} to {quantity.signed(found.mean + half)}{bold}"
-            cells += [quantity.signed(found.mean), interval]
+            interval = evidence.ends(quantity, (found.mean - half, found.mean + half))
+            exact = "" if found.exact is None else evidence.ends(quantity, found.exact)
+            cells += [quantity.signed(found.mean), interval, exact]
         rows.append(f"| {' | '.join(cells)} |")
     return rows
 
