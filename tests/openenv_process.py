@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 from support import REPOSITORY
 
-PYTHON = REPOSITORY / "build" / "openenv" / "bin" / "python"
+ENVIRONMENT = REPOSITORY / "build" / "openenv"
 SCRIPT = Path(__file__).parent / "envs" / "openenv_server.py"
 
 
 def serve_openenv(kind: str, sessions: int = 2) -> Iterator[str]:
     """Yields the URL; `sessions` is how many episodes are open at a time."""
-    if not PYTHON.exists():
+    if not (ENVIRONMENT / ".set-up").exists():
         pytest.skip("needs OpenEnv's server; `make openenv` installs it")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    server = subprocess.Popen([PYTHON, str(SCRIPT), kind, str(port), str(sessions)])
+    server = subprocess.Popen([ENVIRONMENT / "bin" / "python", str(SCRIPT), kind, str(port), str(sessions)])
     url = f"http://127.0.0.1:{port}"
     try:
         for _ in range(600):
