@@ -229,6 +229,27 @@ def test_ctrl_c_abandons_it(checkpoints):
     assert [path.name for path in checkpoints._directory.iterdir()] == ["step-1"]
 
 
+def test_ctrl_c_in_the_middle_of_a_file_is_no_failure_to_write_it(tmp_path, monkeypatch):
+    """The end of torch.save then complains that the file was cut off."""
+    write, notes, in_the_middle = HashingFile.write, [], threading.Event()
+
+    def wait_in_the_middle(file, data):
+        while file._file.tell() > 10_000 and not file._is_cancelled():
+            in_the_middle.set()
+            time.sleep(0.001)
+        return write(file, data)
+
+    monkeypatch.setattr(HashingFile, "write", wait_in_the_middle)
+    model = small_model()
+    policy = policy_of(model)
+    policy.update(samples_for(model), lr=1e-2)
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2, note=notes.append)
+    with pytest.raises(KeyboardInterrupt):
+        end_with(KeyboardInterrupt, checkpoints, 2, policy, lambda: in_the_middle.wait(60))
+    assert (notes, checkpoints.failure) == ([], None)
+    assert list(checkpoints._directory.iterdir()) == []
+
+
 @pytest.mark.parametrize("error", [CancelledError(), FULL], ids=repr)
 def test_a_file_that_is_cancelled_or_meets_a_full_disk_ends_at_once(checkpoints, monkeypatch, error):
     """Through torch.save, which writes from C++."""

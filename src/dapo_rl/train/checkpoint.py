@@ -367,7 +367,8 @@ class _Writing(threading.Thread):
         try:
             self._write(self.cancelled.is_set)
         except BaseException as error:  # raised again by the run's own thread
-            self.error = error
+            # A write that is cancelled may end with torch's error of a file that was cut off.
+            self.error = CancelledError() if self.cancelled.is_set() else error
 
 
 @contextmanager
