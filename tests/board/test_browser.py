@@ -80,8 +80,8 @@ def served(directory):
 
 @contextmanager
 def opened(browser, address, hash_="", size=DESKTOP, theme="light", refused=False):
-    """A page as in a new browser; whatever goes wrong in it, or is fetched from elsewhere, fails the test. `refused`:
-    the server may refuse what the page asks for."""
+    """A page as in a new browser; whatever goes wrong in it, or is fetched from elsewhere, fails the test. With
+    `refused`, the console may have errors: browsers log each request that the server refuses."""
     context = browser.contexts[0]
     context.clear_cookies()
     page = context.new_page()
@@ -209,7 +209,7 @@ def test_groups(browser, address):
 
 
 def test_an_address_of_a_run_that_is_not_there_says_so(browser, address):
-    """The list of runs names it too, so that what is shown is not taken for another's."""
+    """The menu of runs shows its name as well, and not that of another run."""
     for view in ("groups", "groups?list=samples", "ledger"):
         hash_ = f"#/{view}{'&' if '?' in view else '?'}run=gone"
         with opened(browser, address, hash_, refused=True) as page:

@@ -63,7 +63,8 @@ def test_an_address_without_a_cluster_is_refused_at_once():
 
 def test_the_address_of_a_client_is_refused():
     settings = ClusterSettings(backend="ray", address="ray://h:10001")
-    with pytest.raises(UserError, match=r"^cluster.address: ray://h:10001 is for Ray's client"), ray_cluster(settings):
+    said = r"^cluster.address: ray://h:10001: Ray Client is not supported"
+    with pytest.raises(UserError, match=said), ray_cluster(settings):
         pass
 
 

@@ -162,7 +162,7 @@ class DistributedPolicy(DistributedLearner):
         return plan
 
     def stored_buffers(self) -> dict[str, Tensor]:
-        """What the files of the model have beside its weights."""
+        """The buffers that are stored in the model's files, such as the biases of a router."""
         buffers: dict[str, Tensor] = self._ranks.call("stored_buffers")[0]
         return buffers
 

@@ -285,7 +285,7 @@ class PolicyWorker(LearnerWorker[TokenStats], HFPolicy):
         return seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
     def stored_buffers(self) -> dict[str, Tensor]:
-        """What the files of a model have beside its weights, such as the biases of a router."""
+        """The buffers that are stored in the model's files, such as the biases of a router."""
         own = dict(self.model.named_buffers())
         return {name: tensor.cpu() for name, tensor in self.model.state_dict().items() if name in own}
 

@@ -124,8 +124,8 @@ def _check_reachable(address: str | None) -> None:
     """Ray itself would try for a minute. Other addresses than HOST:PORT are left to it."""
     if (address or "").startswith("ray://"):
         raise UserError(
-            f"cluster.address: {address} is for Ray's client, which lacks what a run needs; start the run on a host of "
-            "the cluster with cluster.address=auto, or with `dapo launch ray`"
+            f"cluster.address: {address}: Ray Client is not supported; start the run on a host of the cluster with "
+            "cluster.address=auto, or with `dapo launch ray`"
         )
     host, colon, port = (address or "").rpartition(":")
     if not colon or "/" in host or not port.isdigit():

@@ -1,4 +1,4 @@
-"""Settings that are allowed, and seldom what the user wants."""
+"""Warnings about valid settings that are rarely meant."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def warnings(config: RunSettings) -> Iterator[str]:
             f"cluster.placement={cluster.placement}: nothing is sampled during updates, which needs "
             "sampling.surplus=carry, sampling.max_staleness=1 and no sampling.dynamic_batch"
         )
-    elif not config.sampling.ahead:
+    elif not sampling.ahead:
         yield (
             f"cluster.placement={cluster.placement}: engines have little to do during updates; sampling.ahead=1 draws "
             "a batch ahead"

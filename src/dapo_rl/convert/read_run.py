@@ -179,7 +179,8 @@ def _of_keys(keys: dict[str, Any], source: str) -> ExternalRun:
 
 
 def _of_swift(flat: Mapping[str, Any], is_megatron: bool = False) -> dict[str, Any]:
-    """Files of ms-swift for Ray have sections for the processes, and Megatron has defaults of its own."""
+    """In ms-swift's files for Ray, settings of the training processes start with `train.`; Megatron has defaults of its
+    own."""
     keys = {key.removeprefix("train."): value for key, value in flat.items()}
     if not is_megatron and "global_batch_size" not in keys:
         return keys

@@ -1,4 +1,4 @@
-"""Refuses rows with images, video, audio or tools of their own: a model would be trained on the text alone."""
+"""Refuses rows with images, video, audio or their own tools, which training would ignore."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ Floats = NDArray[np.float64]
 CHUNK = 1 << 20
 LONGEST_LINE = 1 << 20
 SEAM = 256
-"""Bytes before the end of what was read by which the file is known again."""
+"""The last bytes that were read are compared before reading on; if they differ, it is another file."""
 LARGEST_LOG = 1 << 30
 MOST_NAMES, LONGEST_NAME = 1000, 200
 MOST_VALUES = 64 << 20

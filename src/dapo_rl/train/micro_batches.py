@@ -1,4 +1,4 @@
-"""Splits the samples of an optimizer step into micro-batches by their number of tokens, or by what a GPU holds."""
+"""Splits the samples of an optimizer step into micro-batches, by a token budget that the GPU's memory may raise."""
 
 from __future__ import annotations
 

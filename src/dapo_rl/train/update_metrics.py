@@ -98,8 +98,8 @@ def _ratio(totals: Mapping[str, float], part: str, whole: str) -> float:
 def _clippable(
     fresh: Tensor, mask: Tensor, advantages: Tensor, clipped: Tensor, per_sequence: bool
 ) -> tuple[Tensor, Tensor]:
-    """Masks of what has an advantage and comes from the weights at the beginning of the step, and of what of it is
-    clipped: tokens, or, if `per_sequence`, whole samples."""
+    """Two masks: what clipping can act on (it has an advantage, and was sampled by the weights at the beginning of the
+    step), and what it clipped. They are of tokens, or of whole samples if `per_sequence`."""
     weighed = fresh & (advantages != 0)
     if per_sequence:
         weighed = weighed.any(-1) & (fresh == mask).all(-1)
