@@ -10,6 +10,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # `nohup make test &`; processes that tests start inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+import pytest
 from hypothesis import settings
 
 gc.disable()  # all that the tests import stays; to look through it again and again takes a quarter of the time
@@ -22,3 +23,12 @@ settings.load_profile("dapo")
 def pytest_collection_finish():
     gc.freeze()
     gc.enable()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol():
+    """Commands that a test runs in this process set a handler, with which Ctrl-C in a later test would end it."""
+    before = signal.getsignal(signal.SIGINT)
+    result = yield
+    signal.signal(signal.SIGINT, before)
+    return result
