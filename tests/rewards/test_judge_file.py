@@ -148,6 +148,16 @@ def test_words_that_yaml_reads_as_switches(tmp_path):
     assert score_of("no", judge.parse, judge.scale) == 0
 
 
+def test_the_numbers_0_and_1_are_no_switches(tmp_path):
+    path = tmp_path / "judge.yaml"
+    path.write_text(
+        f"endpoint: {URL}\nmodel: m\nprompt: '{{response}}'\nparse: '(\\d)'\nscale: {{0: 0, 1: 0.5, 2: 1}}\n",
+        encoding="utf-8",
+    )
+    judge = read_judge(path)
+    assert [score_of(mark, judge.parse, judge.scale) for mark in "012"] == [0, 0.5, 1]
+
+
 def test_the_example_and_the_table_of_the_docs():
     page = (REPOSITORY / "docs" / "verifiers.md").read_text(encoding="utf-8")
     example = (REPOSITORY / "examples" / "judge.yaml").read_text(encoding="utf-8")

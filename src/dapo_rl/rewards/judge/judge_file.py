@@ -110,7 +110,7 @@ def read_judge(path: Path) -> JudgeSettings:
     if of_policy and (given := [key for key in _OF_SERVERS if key in settings]):
         raise UserError(f"{path}: {given[0]}: endpoint: policy has {_OF_SERVERS[given[0]]}; leave it out")
     if isinstance(scale := settings.get("scale"), Mapping):
-        settings["scale"] = {word: score for key, score in scale.items() for word in _SWITCHES.get(key, (str(key),))}
+        settings["scale"] = {word: score for key, score in scale.items() for word in _marks(key)}
     try:
         judge = JudgeSettings.model_validate(settings)
     except ValidationError as error:
@@ -209,3 +209,8 @@ def _fault_of_rule(rule: str | None) -> str:
 def rendered(template: str, prompt: str, response: str, truth: str) -> str:
     """The template with the texts in place."""
     return filled(template, {"prompt": prompt, "response": response, "truth": truth})
+
+
+def _marks(key: object) -> tuple[str, ...]:
+    """The marks that a key of `scale` stands for. Python takes 1 for True, and 0 for False."""
+    return _SWITCHES[key] if isinstance(key, bool) else (str(key),)
