@@ -48,7 +48,11 @@ def test_scores_are_the_model_s_own_whatever_is_in_the_batch(saved):
     for budget in (1, 40, 10_000):
         scorer = RewardModel(model, words_with(template=None), budget, "rm")
         exchanges = [Exchange([], [], prompt.text + text) for text in TEXTS]
-        assert scorer.score(exchanges) == pytest.approx(expected, abs=1e-5)
+        assert scorer.score([exchanges]) == [pytest.approx(expected, abs=1e-5)]
+        assert scorer.score([exchanges[:2], exchanges[2:]]) == [
+            pytest.approx(expected[:2], abs=1e-5),
+            pytest.approx(expected[2:], abs=1e-5),
+        ]
     pool = pool_for(f"model:{path}")
     for some in (samples, samples[:1], samples[3:], [*samples, *samples]):
         scores = [verdict.score for verdict in pool(prompt, some)]
@@ -73,8 +77,8 @@ def test_a_score_above_the_threshold_is_correct(saved):
 
 def test_a_threshold_of_0_replaces_the_default():
     class Fixed:
-        def score(self, exchanges):
-            return [float(each.said[0]["content"]) for each in exchanges]
+        def score(self, groups):
+            return [[float(each.said[0]["content"]) for each in group] for group in groups]
 
         def release_memory(self):
             pass
@@ -82,7 +86,27 @@ def test_a_threshold_of_0_replaces_the_default():
     verifier = ModelVerifier(GivenModel("fixed"), RewardSettings(threshold=0), "fixed")
     verifier.load(lambda given: Fixed())
     samples = [Trajectory.of_text(text) for text in ("0", "0.1")]
-    assert [v.correct for v in verifier.judge(make_prompt("p"), samples)] == [False, True]
+    assert [v.correct for v in verifier(make_prompt("p"), samples)] == [False, True]
+
+
+def test_groups_that_wait_are_scored_together_and_dropped_ones_never():
+    asked = []
+
+    class Counting:
+        def score(self, groups):
+            asked.append(groups)
+            return [[float(each.said[0]["content"]) for each in group] for group in groups]
+
+        def release_memory(self):
+            pass
+
+    verifier = ModelVerifier(GivenModel("counting"), RewardSettings(), "counting")
+    verifier.load(lambda given: Counting())
+    first, dropped, third = (verifier.submit(make_prompt("p"), [Trajectory.of_text(text)] * 2) for text in "123")
+    del dropped
+    assert [v.score for v in third.result()] == [3, 3]
+    assert [v.score for v in first.result()] == [1, 1]
+    assert [[[each.said[0]["content"] for each in group] for group in groups] for groups in asked] == [[["1"], ["3"]]]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -31,8 +32,8 @@ class Exchange(NamedTuple):
 class Scorer(Protocol):
     """A reward model that is loaded."""
 
-    def score(self, exchanges: Sequence[Exchange]) -> list[float | str]:
-        """One score for each, or why there is none."""
+    def score(self, groups: Sequence[Sequence[Exchange]]) -> list[list[float | str]]:
+        """One score for each of a group, or why there is none."""
         ...
 
     def release_memory(self) -> None: ...
@@ -52,24 +53,24 @@ class GivenModel:
         return getattr(self.model, "name_or_path", "") or type(self.model).__name__
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class _Scores:
-    """The verdicts of a reward model on a group. They are computed when they are read: the model is then scored
-    between two polls of the engine, always for the same samples at a time."""
+    """The verdicts of a reward model on a group. They are computed between two polls of the engine, when those of any
+    group are read."""
 
     verifier: ModelVerifier
     prompt: Prompt
     samples: Sequence[Trajectory]
     futures: Sequence[Future[Any]] = ()
-    _verdicts: list[Verdict] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
 
     def done(self) -> bool:
         return True
 
     def result(self) -> list[Verdict]:
-        if not self._verdicts:
-            self._verdicts = self.verifier.judge(self.prompt, self.samples)
-        return self._verdicts
+        if not self.verdicts:
+            self.verifier.judge_waiting()
+        return self.verdicts
 
 
 class ModelVerifier(Served):
@@ -78,20 +79,29 @@ class ModelVerifier(Served):
     def __init__(self, given: GivenModel, settings: RewardSettings, name: str) -> None:
         self.given, self.settings, self.name = given, settings, name
         self._scorer: Scorer | None = None
+        self._waiting: list[weakref.ref[_Scores]] = []
+        """Groups without verdicts, unless their run has dropped them."""
 
     def load(self, loader: Callable[[GivenModel], Scorer]) -> None:
         self._scorer = loader(self.given)
 
     def submit(self, prompt: Prompt, samples: Sequence[Trajectory]) -> _Scores:
-        return _Scores(self, prompt, tuple(samples))
+        scores = _Scores(self, prompt, tuple(samples))
+        self._waiting.append(weakref.ref(scores))
+        return scores
 
-    def judge(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
+    def judge_waiting(self) -> None:
+        """Gives all groups that wait their verdicts."""
         if self._scorer is None:
             raise UserError(f"reward.verifier: the reward model {self.given.name} is not loaded here")
-        exchanges = [exchange_of(prompt, sample) for sample in samples]
-        different = {repr(each): each for each in exchanges}
-        scores = dict(zip(different, self._scorer.score(list(different.values())), strict=True))
-        return [self._verdict(scores[repr(each)]) for each in exchanges]
+        waiting = [scores for ref in self._waiting if (scores := ref()) is not None]
+        exchanges = [[exchange_of(scores.prompt, sample) for sample in scores.samples] for scores in waiting]
+        different = [{repr(each): each for each in group} for group in exchanges]
+        found = self._scorer.score([list(group.values()) for group in different])
+        for scores, group, names, values in zip(waiting, exchanges, different, found, strict=True):
+            by_name = dict(zip(names, values, strict=True))
+            scores.verdicts = [self._verdict(by_name[repr(each)]) for each in group]
+        self._waiting.clear()
 
     def _verdict(self, score: float | str) -> Verdict:
         fault = score if isinstance(score, str) else fault_of_score(score)
