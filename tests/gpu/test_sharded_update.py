@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from functools import cache, partial
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -19,7 +20,11 @@ from dapo_rl.config import AlgoSettings, ClusterSettings, TrainSettings
 from dapo_rl.lab.bench.model_shapes import open_model
 from dapo_rl.train.policy import HFPolicy
 
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+    pytest.mark.skipif(find_spec("ray") is None, reason="needs Ray"),
+]
 
 FUSED = TrainSettings(gradient_checkpointing=True)
 
