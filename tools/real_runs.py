@@ -11,6 +11,7 @@ from itertools import accumulate
 from statistics import mean, median
 from typing import Any
 
+import numpy as np
 from evidence import DOCS
 from matplotlib.figure import Figure
 
@@ -39,6 +40,10 @@ ENGINES_HEAD = (
 )
 TWO_ENGINES_HEAD = (
     "| | seconds of a step | tokens/s | staleness | after 6 steps | 10 | steps to 65 % | seconds to 65 % |\n"
+    "|---|---|---|---|---|---|---|---|"
+)
+TOOL_HEAD = (
+    "| | before | after 10 steps (tokens) | 20 | 30 | one turn, as many tokens | calls per episode | of them fail |\n"
     "|---|---|---|---|---|---|---|---|"
 )
 
@@ -89,6 +94,36 @@ def two_engines_table() -> list[str]:
         cells += [f"{100 * found[step]:.1f} %" for step in (6, 10)]
         lines.append(f"| {' | '.join([*cells, f'{steps:.1f}', f'{seconds:.0f}'])} |")
     return lines
+
+
+def tool_table() -> list[str]:
+    """The runs of gsm8k-python-qwen2.5-1.5b, beside those of one turn after the tokens of their last evaluation."""
+    lines = []
+    for seed in SEEDS:
+        rows, one_turn = read(seed.replace("seed", "tool")), read(seed)
+        found, tokens = accuracies(rows), sampled(rows)
+        cells = [f"{100 * found[0]:.1f} %"]
+        cells += [
+            f"{100 * found[step]:.1f} % ({tokens[step] / 1e6:.1f} M)" if step in found else "" for step in EVALUATED[1:]
+        ]
+        evaluated = accuracies(one_turn)
+        same = float(
+            np.interp(tokens[max(found)], [sampled(one_turn)[step] for step in evaluated], [*evaluated.values()])
+        )
+        first, last = rows[1], rows[-1]
+        fail = [100 * row["env/tool_errors"] / row["env/tool_calls"] for row in (first, last)]
+        cells += [
+            f"{100 * same:.1f} %",
+            f"{first['env/tool_calls']:.2f} → {last['env/tool_calls']:.2f}",
+            f"{fail[0]:.0f} → {fail[1]:.0f} %",
+        ]
+        lines.append(f"| {seed.replace('-', ' ')} | {' | '.join(cells)} |")
+    return lines
+
+
+def sampled(rows: Sequence[Row]) -> list[int]:
+    """Tokens up to each row."""
+    return list(accumulate(row.get("sampling/tokens_generated") or 0 for row in rows))
 
 
 def elapsed(rows: Sequence[Row]) -> list[float]:
@@ -162,6 +197,7 @@ def main() -> None:
     print(
         "\n".join([HEAD, *table(), "", ENGINES_HEAD, *engines_table(), "", TWO_ENGINES_HEAD, *two_engines_table(), ""])
     )
+    print("\n".join([TOOL_HEAD, *tool_table(), ""]))
     for name in (*RUNS, *TWO_ENGINES):
         print(f"{name}: {seconds_of_a_step(name):.1f} s a step")
 

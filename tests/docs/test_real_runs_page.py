@@ -24,6 +24,10 @@ def test_the_engines_are_those_of_the_saved_runs():
     assert "\n".join([real_runs.TWO_ENGINES_HEAD, *real_runs.two_engines_table()]) in BENCHMARKS
 
 
+def test_the_runs_with_a_tool_are_the_saved_ones():
+    assert "\n".join([real_runs.TOOL_HEAD, *real_runs.tool_table()]) in BENCHMARKS
+
+
 def test_the_seconds_of_a_step_are_those_of_the_saved_runs():
     assert f"A step takes {real_runs.seconds_of_a_step('seed-0'):.1f} s (median of 30)" in BENCHMARKS
     assert f"Seed 2 takes {real_runs.seconds_of_a_step('seed-2'):.1f} s a step" in BENCHMARKS
