@@ -82,6 +82,8 @@ def test_episodes_beside_one_turn(words):
         assert numbers["tokens_per_second"] == pytest.approx(6 * 12 / numbers["seconds"])
     assert result["share_of_one_turn"] == pytest.approx(result["one_turn"]["seconds"] / result["seconds"])
     assert 0 < result["engine_share"] < 1
+    # Of each episode, the second turn keeps the first one, and the third both and an observation.
+    assert result["prefix_hits"] >= 6 * (8 + 3 + 8 + 4 + 4 + 3)
     assert result["tools"]["at_a_time"] == (2 if "--at-a-time" in words else 6)
     assert (result["steady"] is not None) == ("--at-a-time" in words)
     assert "against" not in result

@@ -79,7 +79,7 @@ class Request(Record):
     limits: tuple[int, ...] | None = None
     """`max_new_tokens` of each sample, at most that of `params`; for benchmarks."""
     continues: bool = False
-    """Whether samples that end by themselves are likely to be continued, after an observation."""
+    """Whether samples are likely to be continued, after an observation."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt_ids", np.asarray(self.prompt_ids, np.int32))

@@ -134,9 +134,13 @@ def test_a_continued_sample_is_what_transformers_generates(layout):
 
 
 @pytest.mark.parametrize("layout", [PAGED, WHOLE], ids=["paged", "whole"])
-def test_only_what_is_new_is_computed(layout, monkeypatch):
+@pytest.mark.parametrize(
+    "ends", [{"turn": 200, "stop": ("1",)}, {"turn": 12, "ignore_eos": True}], ids=["stop", "limit"]
+)
+def test_only_what_is_new_is_computed(layout, ends, monkeypatch):
+    """Whether a turn ends by itself or by its limit."""
     engine = engine_for(**layout)
-    work = first_turn("a", count=1, turn=200, stop=("1",))
+    work = first_turn("a", count=1, **ends)
     (done,) = run(engine, work)
     known = 30 + len(done.sample.token_ids) - 1
     computed = count_computed(monkeypatch)
@@ -148,7 +152,6 @@ def test_only_what_is_new_is_computed(layout, monkeypatch):
 
 def test_nothing_is_kept_of_samples_that_no_turn_follows():
     engine = engine_for(**PAGED)
-    run(engine, first_turn("cut", turn=3, ignore_eos=True))
     run(engine, first_turn("once", continues=False, turn=200, stop=("1",)))
     assert engine._batch.pages.kept == 0
     assert engine.prefix_hits == 0
@@ -219,7 +222,7 @@ def test_a_group_still_shares_its_prompt():
     engine = engine_for(**PAGED)
     work = first_turn("a", range(5, 55), 5, turn=150, stop=("1", "2", "3"))
     samples = [done.sample for done in run(engine, work)]
-    own = sum(-(-(50 + len(sample.token_ids) - 1) // 8) - 6 for sample in samples if sample.finish_reason == "stop")
+    own = sum(-(-(50 + len(sample.token_ids) - 1) // 8) - 6 for sample in samples)
     assert engine._batch.pages.kept == 6 + own
 
 

@@ -249,6 +249,6 @@ class RunningBatch:
             {
                 row.slot: np.concatenate([row.request.prompt_ids, done.sample.token_ids[:-1]])
                 for row, done in zip(leaving, completions, strict=True)
-                if row.request.continues and not done.sample.truncated
+                if row.request.continues
             },
         )

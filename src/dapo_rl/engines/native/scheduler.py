@@ -83,7 +83,7 @@ class Scheduler:
         """Starts waiting samples; while samples are running, computes no more than one pass for them."""
         while True:
             self._place_waiting()
-            work = [self.filling] if self.filling is not None else self._partial_work() or self._new_work()
+            work = [self.filling] if self.filling is not None else self._with_new_work(self._partial_work())
             if not work:
                 if self._batch.rows or self._started is None:
                     return
@@ -175,10 +175,9 @@ class Scheduler:
             prefill.sibling, prefill.donor = sibling, donor if sibling is None else None
         return prefill
 
-    def _new_work(self) -> list[Prefill]:
-        """The oldest requests whose samples get slots, up to the tokens of one pass."""
-        work: list[Prefill] = []
-        tokens = 0
+    def _with_new_work(self, work: list[Prefill]) -> list[Prefill]:
+        """Adds the oldest requests whose samples get slots, up to the tokens of one pass."""
+        tokens = sum(prefill.left for prefill in work)
         for arrival, request in self._in_order():
             if tokens >= self._pass_tokens or self._started is not None or request.partial:
                 break

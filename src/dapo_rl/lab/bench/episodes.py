@@ -79,11 +79,13 @@ def measure_episodes(work: Workload, variant: str = "") -> Measurement:
                 check_groups(groups, work, turns=1 if conversations is None else tools.turns)
                 busy.append(engine.seconds)
                 if conversations is not None:
+                    kept.append(engine.kept_tokens)
                     steady.append(steady_state(engine.turn_ends, engine.last_opened, work))
 
             return run_round
 
         busy: list[float] = []
+        kept: list[int] = []
         steady: list[Steady | None] = []
         device = pick_device(work.device)
         size = asdict(Size.of(model))
@@ -92,6 +94,7 @@ def measure_episodes(work: Workload, variant: str = "") -> Measurement:
         busy.clear()
         result = measure(run(0, conversations), work, device, {"size": size})
         result.facts["engine_seconds"] = median(busy[work.warmup :])
+        result.facts["prefix_hits"] = round(median(kept[work.warmup :]))
         result.facts["one_turn_seconds"] = list(one_turn.seconds)
         result.facts["steady"] = [asdict(each) for each in steady[work.warmup :] if each is not None]
         engine.close()
@@ -172,6 +175,12 @@ class TimedEngine:
         """Forgets what was measured."""
         self.seconds = self.last_opened = 0.0
         self.turn_ends: list[float] = []
+        self._hits = self._engine.prefix_hits
+
+    @property
+    def kept_tokens(self) -> int:
+        """Tokens of earlier turns that were not computed again."""
+        return self._engine.prefix_hits - self._hits
 
     def submit(self, request: Request) -> None:
         if request.untouched:

@@ -53,6 +53,7 @@ def compare_episodes(work: Workload, against: str | None, timeout: float, tell: 
         "seconds": seconds,
         "tokens_per_second": work.response_tokens / seconds,
         "engine_share": ours["facts"]["engine_seconds"] / seconds,
+        "prefix_hits": ours["facts"]["prefix_hits"],
         "repeats": list(ours["seconds"]),
         "peak_memory_bytes": ours["peak_memory_bytes"],
         "one_turn": {
@@ -141,7 +142,8 @@ def print_episodes(report: dict[str, Any], console: Console | None = None) -> No
             label = f"TRL, {peer['backend']}, tools {key.replace('_', ' ')}"
             table.add_row(label, *_cells(peer[key]), "", f"{peer[key]['ratio']:.1f}×")
     console.print(table)
-    console.print(Text(f"the engine worked {percent(report['engine_share'])} of the time"), highlight=False)
+    worked, kept = percent(report["engine_share"]), f"{report['prefix_hits']:,} tokens of earlier turns"
+    console.print(Text(f"the engine worked {worked} of the time; it kept {kept}"), highlight=False)
     if not report["steady"]:
         console.print(Text("no steady state: most episodes began at once; use --episodes 4 × --at-a-time or more"))
     if "skipped" in peer:
