@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 from support import all_weights, small_model, tokenizer, train_sample, with_reference
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from dapo_rl import Config, DAPOTrainer
 from dapo_rl.config import AlgoSettings, LoraSettings, ModelSettings, SamplingSettings, TrainSettings
 from dapo_rl.engines.build import build_engine
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import UserError
-from dapo_rl.models.load import load_model
-from dapo_rl.models.lora import add_lora, has_lora, plain_weights, save_adapter
+from dapo_rl.models.load import load_model, take_over
+from dapo_rl.models.lora import add_lora, has_lora, merged_copy, plain_weights, save_adapter
 from dapo_rl.models.save import save_model
 from dapo_rl.train.policy import HFPolicy
 
@@ -155,6 +155,31 @@ def test_an_adapter_is_one_that_peft_loads(tmp_path):
         assert (
             json.loads((tmp_path / name / "adapter_config.json").read_text())["base_model_name_or_path"] == "the/base"
         )
+
+
+def test_experts_are_adapted_like_layers(tmp_path):
+    """The weights of all experts of a layer are two tensors, and peft wraps one adapter around the other."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": len(tokenizer()), "hidden_size": 32, "moe_intermediate_size": 24, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = Qwen3MoeConfig(**sizes, **heads, num_experts=4, num_experts_per_tok=2, initializer_range=0.3)
+    base = Qwen3MoeForCausalLM(config).eval()
+    model, settings = copy.deepcopy(base), LoraSettings(rank=4, alpha=8)
+    add_lora(model, settings, 0)
+    policy, samples = policy_of(model, reference=model), trained()[3]
+    policy.update(samples, lr=1e-2)
+    assert (logits(model) - logits(base)).abs().max() > 0.1
+    for reference, expected in zip(policy.score_reference(samples), policy_of(base).score(samples), strict=True):
+        assert reference == pytest.approx(expected, abs=1e-4)
+    sampled = copy.deepcopy(base)
+    take_over(sampled, policy.weights())
+    save_model(model, tokenizer(), tmp_path / "merged")
+    saved, _ = load_model(ModelSettings(name=str(tmp_path / "merged"), device="cpu"))
+    save_adapter(model, tokenizer(), settings, "the/base", tmp_path / "adapter")
+    loaded = peft.PeftModel.from_pretrained(copy.deepcopy(base), tmp_path / "adapter")
+    for other in (sampled, saved, merged_copy(model), loaded):
+        torch.testing.assert_close(logits(other), logits(model), atol=1e-4, rtol=1e-4)
+    assert merged_copy(model).state_dict().keys() == base.state_dict().keys()
 
 
 @pytest.mark.parametrize("targets", ["nonsense", ["lm_head"], ["embed_tokens"]])

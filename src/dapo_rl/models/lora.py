@@ -153,10 +153,13 @@ def merged_copy(model: Any) -> Any:
     copied = copy.deepcopy(model)
     for parent in list(copied.modules()):
         for name, child in list(parent.named_children()):
-            if _is_adapted(child):
-                if not child.merged:
-                    child.merge()
-                setattr(parent, name, child.base_layer)
+            plain = child
+            while _is_adapted(plain):
+                if not plain.merged:
+                    plain.merge()
+                plain = plain.base_layer
+            if plain is not child:
+                setattr(parent, name, plain)
     return copied.requires_grad_(False)
 
 
@@ -217,8 +220,11 @@ def _write_adapter(
     save_file(on_host, os.path.join(path, "adapter_model.safetensors"), metadata={"format": "pt"})
     config = lora_config(settings, base)
     if settings.targets == "all-linear":  # peft expects names in the file
-        adapted = {name.split(".")[-1] for name, module in model.named_modules() if _is_adapted(module)}
-        config.target_modules = sorted(adapted)
+        layers = [name for name, module in model.named_modules() if _is_adapted(module) and not _of_parameter(module)]
+        config.target_modules = sorted({name.split(".")[-1] for name in layers})
+        made = model.peft_config[_ADAPTER]  # of adapters for experts, it has the names and ranks that peft gave them
+        config.target_parameters = made.target_parameters and sorted(made.target_parameters)
+        config.rank_pattern, config.alpha_pattern = made.rank_pattern, made.alpha_pattern
     config.inference_mode = True
     config.save_pretrained(path)
 
@@ -268,6 +274,11 @@ def _is_adapted(module: Any) -> bool:
     return hasattr(module, "base_layer") and hasattr(module, "lora_A")
 
 
+def _of_parameter(layer: Any) -> str | None:
+    """The name of the weight that an adapter is for, if the module that has it is no linear layer, but experts."""
+    return getattr(layer, "parameter_name", None)
+
+
 @dataclass(frozen=True, slots=True)
 class PlainWeight:
     """A weight of the model without adapters."""
@@ -301,13 +312,20 @@ def _rescaled(weight: Tensor, layer: Any) -> Tensor:
 
 def without_adapters(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[PlainWeight]:
     """Weights of a model, of which those of adapters become a part of others."""
-    adapted = {name: module for name, module in model.named_modules() if _is_adapted(module)}
+    # The adapters of several weights of one module, such as its experts, are layers around each other.
+    adapted = {
+        f"{_plain_name(name)}.{_of_parameter(module) or 'weight'}": module
+        for name, module in model.named_modules()
+        if _is_adapted(module)
+    }
     for name, tensor in weights:
-        layer, found, kind = name.partition(".base_layer.")
-        if found:
-            yield PlainWeight(f"{layer}.{kind}", tensor, adapted[layer] if kind == "weight" else None)
-        elif ".lora_" not in name:
-            yield PlainWeight(name, tensor)
+        if ".lora_" not in name:
+            yield PlainWeight(_plain_name(name), tensor, adapted.get(_plain_name(name)))
+
+
+def _plain_name(name: str) -> str:
+    """The name without adapters of a module or weight."""
+    return name.replace(".base_layer", "")
 
 
 class _Added(nn.Module):

@@ -214,6 +214,19 @@ def test_memory_is_taken_once_for_the_longest_context():
     assert made == [100]
 
 
+@pytest.mark.parametrize("layout", [{}, {"page_tokens": 16}], ids=["whole", "paged"])
+def test_a_begun_sample_can_be_longer_than_all_before_it(layout):
+    """The memory is taken again for it, if no length was announced."""
+    engine = engine_for(small_model(), **layout)
+    finish(engine, start(engine, [request("short")], 0))
+    begun = Trajectory(range(5, 75), -0.5, index=0)
+    long = Request("long", (5, 6, 7), 1, SamplingParams(80, ignore_eos=True), 7, partial=(begun,), new=())
+    hf = HFEngine(small_model(), tokenizer(), 64)
+    sample, expected = (finish(each, start(each, [long], 0))["long", 0] for each in (engine, hf))
+    assert ids(sample) == ids(expected)
+    assert sample.logps == pytest.approx(expected.logps, abs=1e-4)
+
+
 def test_a_longer_request_than_was_announced_is_refused():
     engine = engine_for(small_model(), longest=30)
     with pytest.raises(UserError, match="a request of up to 115 tokens is longer than the 30 that the memory"):

@@ -302,3 +302,12 @@ def test_a_page_holds_a_whole_sequence_where_memory_allows_it():
     assert KVBudget(2**20, 1024, 64, cpu).layout(900) == CacheLayout(64, 17, 16)
     assert KVBudget(2**20, 1024, 64, cpu).layout(50) == CacheLayout(64, 16, 16, whole=True)
     assert KVBudget(2**20, 1024, 4, torch.device("cuda")).layout(100) == CacheLayout(64, 9, 4)
+
+
+def test_there_are_pages_for_all_that_the_table_takes():
+    """One sequence at a time: of an unannounced length that is rounded up, and then of one within that."""
+    engine = NativeEngine(small_model(), tokenizer(), max_batch=1, page_tokens=4)
+    run(engine, [request("short", count=1, max_new_tokens=5)])
+    engine.submit(request("long", count=1, max_new_tokens=40, ignore_eos=True))
+    (done,) = engine.poll(timeout_s=5)
+    assert len(done.sample.token_ids) == 40

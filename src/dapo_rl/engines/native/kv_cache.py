@@ -79,7 +79,7 @@ class KVBudget:
                 return CacheLayout(capacity, slots, slots, whole=True)
         tokens, on_cpu = page_tokens or PAGE_TOKENS, self.device.type == "cpu"
         rows = self._paged_rows(capacity)
-        most = rows * -(-longest // tokens)
+        most = rows * -(-capacity // tokens)
         of_pages = self.bytes - (rows + (not on_cpu)) * capacity * self.kept_bytes
         pages = min(of_pages // (tokens * self.token_bytes) + on_cpu, most + 1)
         return CacheLayout(tokens, pages, min(rows, pages - 1))

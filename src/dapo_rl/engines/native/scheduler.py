@@ -154,9 +154,9 @@ class Scheduler:
 
     def _begin_again(self, arrival: int, request: Request, work: Sequence[Prefill]) -> Prefill | None:
         """A slot for the first partial sample of a request, if there is one."""
-        pages, length, partial = self._batch.pages, len(request.prompt_ids), request.partial[0]
         if not self._batch.has_room_for(request, self._longest):
             return None
+        pages, length, partial = self._batch.pages, len(request.prompt_ids), request.partial[0]
         sibling = next((prefill for prefill in work if prefill.rows[0].arrival == arrival), None)
         donor = next((row.slot for row in self._batch.rows if row.arrival == arrival), None)
         origin = sibling.rows[0].slot if sibling is not None else donor
