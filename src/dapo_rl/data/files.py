@@ -135,7 +135,18 @@ def _widened(batch: Any) -> Any:
     import pyarrow as pa
 
     for at, field in enumerate(batch.schema):
-        if pa.types.is_float32(field.type):
-            digits = batch.column(at).cast(pa.string())
-            batch = batch.set_column(at, field.name, digits.cast(pa.float64()))
+        if (texts := _with_floats(field.type, pa.string())) != field.type:
+            digits = batch.column(at).cast(texts)
+            batch = batch.set_column(at, field.name, digits.cast(_with_floats(field.type, pa.float64())))
     return batch
+
+
+def _with_floats(kind: Any, instead: Any) -> Any:
+    """The type with another one in place of float32, also inside structs and lists."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_with_floats(field.type, instead)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_with_floats(kind.value_type, instead)))
+    return instead if pa.types.is_float32(kind) else kind
