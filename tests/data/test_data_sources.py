@@ -159,6 +159,19 @@ def test_a_corrupt_parquet_file_is_one_line(tmp_path):
     assert refused > 5
 
 
+def test_times_that_python_does_not_have_are_one_line(tmp_path):
+    for number, column in enumerate(
+        (
+            pyarrow.array([10**15], pyarrow.timestamp("s")),
+            pyarrow.array([2**31 - 1], pyarrow.int32()).cast(pyarrow.date32()),
+            pyarrow.array([0], pyarrow.timestamp("us", tz="Nowhere/Else")),
+        )
+    ):
+        path = tmp_path / f"{number}.parquet"
+        pyarrow.parquet.write_table(pyarrow.table({"prompt": ["p"], "time": column}), path)
+        fails(path, rf"{number}\.parquet: cannot be read as parquet: ")
+
+
 def test_rows_in_memory_become_plain():
     values = [
         {

@@ -125,7 +125,7 @@ def _read_parquet(path: Path, key: str) -> Iterator[Row | BadRow]:
                 for value in _widened(batch.drop_columns(index)).to_pylist():
                     yield make_row(number, f"{path.name}:row {number}", value)
                     number += 1
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, LookupError) as error:  # a date, a time zone
         after = f" after row {number - 1}" if number else ""
         raise UserError(f"{key}: {path}: cannot be read as parquet{after}: {one_line(error)}") from None
 
