@@ -10,8 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dapo_rl.config import SourceSettings
-from dapo_rl.data import load_rows
+from dapo_rl.config import DataSettings, SourceSettings
+from dapo_rl.data import PromptStream, build_prompts, load_rows
 from dapo_rl.errors import UserError
 
 
@@ -209,6 +209,12 @@ def test_rows_in_memory_become_plain():
     assert [b.why for b in load_rows([looped]).bad] == ["nested too deeply"]
     fails({"prompt": "a"}, "expected a source or a list of rows, got dict")
     fails(5, "expected a source or a list of rows, got int")
+
+
+def test_whole_numbers_that_a_checkpoint_cannot_hold_are_bad_rows(plain_tokenizer):
+    rows = load_rows([{"prompt": "p", "n": 10**4200}, {"prompt": "p", "n": [10**5000]}])
+    assert [str(row) for row in rows.bad] == ["row 1: it has a whole number of 16,610 bits"]
+    assert PromptStream(build_prompts(rows, plain_tokenizer, DataSettings()).prompts).state()["prompts"] == 1
 
 
 def test_a_hugging_face_dataset_is_rows():
