@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from dapo_rl.config import DataSettings, SourceSettings
 from dapo_rl.data import PromptStream, build_prompts, load_rows
+from dapo_rl.data.overlap import check_apart
 from dapo_rl.errors import UserError
 
 
@@ -101,6 +102,8 @@ def test_a_missing_file_names_the_nearest(tmp_path):
     )
     fails(tmp_path / "zzz.parquet", r"zzz\.parquet: no such file$", key="data.eval")
     fails(tmp_path / "none" / "a.jsonl", r"no such file; there is no directory .*none$")
+    fails("~nobody-at-all/a.jsonl", r"no such file; there is no directory ~nobody-at-all$")
+    check_apart("~nobody-at-all/a.jsonl", "~nobody-at-all/b.jsonl")
     (tmp_path / "dir.jsonl").mkdir()
     fails(tmp_path / "dir.jsonl", "not a file")
 

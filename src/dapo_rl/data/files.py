@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ RECIPE_FILES = {
 
 
 def read_file(path: Path, key: str) -> Iterator[Row | BadRow]:
-    path = path.expanduser()
+    path = Path(os.path.expanduser(path))  # of a user that does not exist, it stays as it is
     if not path.is_file():
         raise UserError(f"{key}: {path}: {_what_is_missing(path, key)}")
     return _read_parquet(path, key) if path.suffix.lower() == ".parquet" else _read_jsonl(path, key)
