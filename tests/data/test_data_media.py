@@ -51,6 +51,29 @@ def test_a_row_with_media_is_refused_by_place(row, message, plain_tokenizer):
         training_prompts(endless, plain_tokenizer, DataSettings())
 
 
+def from_pandas(row):
+    return pa.Table.from_pylist([row]).to_pandas().to_dict("records")
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (TEXT | {"figures": [{"bytes": b"x", "path": None}]}, "the column 'figures' has an image"),
+        (TEXT | {"tools": [{"type": "function"}]}, "the column 'tools' has tools"),
+        ({"prompt": [{"role": "user", "content": [{"type": "image"}]}]}, "message 0 of 'prompt' has an image"),
+    ],
+)
+def test_lists_that_pandas_made_arrays_are_searched_too(row, message):
+    with pytest.raises(UserError, match=f"^data.train: row 0: {message}"):
+        load_rows(from_pandas(row))
+
+
+def test_lists_that_pandas_made_arrays_may_be_empty():
+    empty = pa.array([[]], pa.list_(pa.int64()))
+    table = pa.table({"prompt": ["a"], "images": [[]], "videos": empty, "multi_modal_data": [{"image": [], "n": 1}]})
+    assert len(load_rows(table.to_pandas().to_dict("records")).good) == 1
+
+
 def test_an_image_as_an_object_is_refused():
     for row in (TEXT | {"figure": picture()}, TEXT | {"figure": [picture()]}, TEXT | {"image": picture()}):
         with pytest.raises(UserError, match=r"^data.train: row 0: the column '(figure|image)' has an image"):

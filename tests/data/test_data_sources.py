@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dapo_rl.config import SourceSettings
-from dapo_rl.data import load_rows
+from dapo_rl.config import DataSettings, SourceSettings
+from dapo_rl.data import PromptStream, build_prompts, load_rows
+from dapo_rl.data.overlap import check_apart
 from dapo_rl.errors import UserError
 
 
@@ -101,6 +102,8 @@ def test_a_missing_file_names_the_nearest(tmp_path):
     )
     fails(tmp_path / "zzz.parquet", r"zzz\.parquet: no such file$", key="data.eval")
     fails(tmp_path / "none" / "a.jsonl", r"no such file; there is no directory .*none$")
+    fails("~nobody-at-all/a.jsonl", r"no such file; there is no directory ~nobody-at-all$")
+    check_apart("~nobody-at-all/a.jsonl", "~nobody-at-all/b.jsonl")
     (tmp_path / "dir.jsonl").mkdir()
     fails(tmp_path / "dir.jsonl", "not a file")
 
@@ -159,6 +162,19 @@ def test_a_corrupt_parquet_file_is_one_line(tmp_path):
     assert refused > 5
 
 
+def test_times_that_python_does_not_have_are_one_line(tmp_path):
+    for number, column in enumerate(
+        (
+            pyarrow.array([10**15], pyarrow.timestamp("s")),
+            pyarrow.array([2**31 - 1], pyarrow.int32()).cast(pyarrow.date32()),
+            pyarrow.array([0], pyarrow.timestamp("us", tz="Nowhere/Else")),
+        )
+    ):
+        path = tmp_path / f"{number}.parquet"
+        pyarrow.parquet.write_table(pyarrow.table({"prompt": ["p"], "time": column}), path)
+        fails(path, rf"{number}\.parquet: cannot be read as parquet: ")
+
+
 def test_rows_in_memory_become_plain():
     values = [
         {
@@ -196,6 +212,12 @@ def test_rows_in_memory_become_plain():
     assert [b.why for b in load_rows([looped]).bad] == ["nested too deeply"]
     fails({"prompt": "a"}, "expected a source or a list of rows, got dict")
     fails(5, "expected a source or a list of rows, got int")
+
+
+def test_whole_numbers_that_a_checkpoint_cannot_hold_are_bad_rows(plain_tokenizer):
+    rows = load_rows([{"prompt": "p", "n": 10**4200}, {"prompt": "p", "n": [10**5000]}])
+    assert [str(row) for row in rows.bad] == ["row 1: it has a whole number of 16,610 bits"]
+    assert PromptStream(build_prompts(rows, plain_tokenizer, DataSettings()).prompts).state()["prompts"] == 1
 
 
 def test_a_hugging_face_dataset_is_rows():

@@ -168,3 +168,14 @@ def test_a_prompt_that_rests_is_left_out_for_its_epochs(tmp_path):
     for prompt in prompts(4):
         stream.skip(prompt, epochs=5)
     assert stream.draw().id in {p.id for p in prompts(4)}
+
+
+def test_when_all_prompts_rest_nobody_waits_for_the_epochs_to_pass():
+    """As with an endless `skip_solved_epochs`, when all prompts are solved."""
+    stream = PromptStream(prompts(4), seed=3)
+    stream.draw()
+    for number, prompt in enumerate(prompts(4)):
+        stream.skip(prompt, epochs=10**9 + number // 2)
+    assert {stream.draw().id for _ in range(2)} == {"0", "1"}
+    assert stream.epoch == 10**9 + 1
+    assert {stream.draw().id for _ in range(4)} == {"0", "1", "2", "3"}

@@ -47,6 +47,13 @@ def test_arguments_without_effect_are_refused(thinker, chat_tokenizer):
         text_of([{"prompt": "1+1", "answer": "2"}], thinker, chat_template_kwargs=OFF)
 
 
+def test_several_templates_without_a_default_are_one_line(make_tokenizer):
+    assert text_of(CHAT, make_tokenizer({"default": THINKS, "rag": "x"})) == "[user]1+1[assistant]"
+    with pytest.raises(UserError, match=r"^data.train: none of 1 row .* rejects it: .* no default specified") as caught:
+        text_of(CHAT, make_tokenizer({"tool_use": THINKS, "rag": "x"}))
+    assert "\n" not in str(caught.value)
+
+
 def test_on_the_command_line():
     config = Config.load(None, ["data.chat_template_kwargs={enable_thinking: false}"])
     assert config.data.chat_template_kwargs == OFF

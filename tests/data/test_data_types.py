@@ -198,6 +198,16 @@ def test_parquet_columns(plain_tokenizer, tmp_path, kind, values, texts):
     assert [prompt.answer for prompt in built.prompts] == texts
 
 
+def test_narrow_floats_inside_of_structs_and_lists(plain_tokenizer, tmp_path):
+    inner = pa.struct([("ground_truth", pa.float32()), ("all", pa.list_(pa.float32()))])
+    values = [{"ground_truth": 0.1, "all": [0.2, None]}, {"ground_truth": 42.0, "all": None}]
+    table = pa.table({"prompt": ["p", "q"], "reward_model": pa.array(values, inner)})
+    pq.write_table(table, tmp_path / "data.parquet")
+    first, second = build(tmp_path / "data.parquet", plain_tokenizer).prompts
+    assert (first.answer, second.answer) == ("0.1", "42")
+    assert first.columns["reward_model"]["all"] == [0.2, None]
+
+
 def test_a_whole_parquet_file_of_bytes_in_the_format_of_verl(chat_tokenizer, tmp_path):
     message = pa.struct([("role", pa.binary()), ("content", pa.binary())])
     schema = pa.schema(

@@ -204,6 +204,7 @@ def test_a_config_of_any_size_is_not_read(directory):
         "{% include '/etc/passwd' %}",
         "{% for i in range(10 ** 9) %}{% endfor %}",
         "{{ 'a' * ",
+        "{{ '\\ud800' }}",
         "{{ 'a' * 10 ** 10 }}",
         "{% set n = namespace(s='ab') %}{% for i in range(60) %}{% set n.s = n.s ~ n.s %}{% endfor %}{{ n.s }}",
         "{% set n = namespace(s=[1]) %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}{{ n.s }}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,7 +46,7 @@ RECIPE_FILES = {
 
 
 def read_file(path: Path, key: str) -> Iterator[Row | BadRow]:
-    path = path.expanduser()
+    path = Path(os.path.expanduser(path))  # of a user that does not exist, it stays as it is
     if not path.is_file():
         raise UserError(f"{key}: {path}: {_what_is_missing(path, key)}")
     return _read_parquet(path, key) if path.suffix.lower() == ".parquet" else _read_jsonl(path, key)
@@ -125,7 +126,7 @@ def _read_parquet(path: Path, key: str) -> Iterator[Row | BadRow]:
                 for value in _widened(batch.drop_columns(index)).to_pylist():
                     yield make_row(number, f"{path.name}:row {number}", value)
                     number += 1
-    except (pyarrow.ArrowException, OSError, ValueError) as error:
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError, LookupError) as error:  # a date, a time zone
         after = f" after row {number - 1}" if number else ""
         raise UserError(f"{key}: {path}: cannot be read as parquet{after}: {one_line(error)}") from None
 
@@ -135,7 +136,18 @@ def _widened(batch: Any) -> Any:
     import pyarrow as pa
 
     for at, field in enumerate(batch.schema):
-        if pa.types.is_float32(field.type):
-            digits = batch.column(at).cast(pa.string())
-            batch = batch.set_column(at, field.name, digits.cast(pa.float64()))
+        if (texts := _with_floats(field.type, pa.string())) != field.type:
+            digits = batch.column(at).cast(texts)
+            batch = batch.set_column(at, field.name, digits.cast(_with_floats(field.type, pa.float64())))
     return batch
+
+
+def _with_floats(kind: Any, instead: Any) -> Any:
+    """The type with another one in place of float32, also inside structs and lists."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_with_floats(field.type, instead)) for field in kind])
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_with_floats(kind.value_type, instead)))
+    return instead if pa.types.is_float32(kind) else kind

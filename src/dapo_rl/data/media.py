@@ -18,7 +18,8 @@ class MediaError(UserError):
 
 def refuse_media(where: str, columns: Mapping[str, Any]) -> None:
     """Raises MediaError for a row with an image, video, audio or tools; empty columns of that name are fine."""
-    for name, value in columns.items():
+    for name, given in columns.items():
+        value = _listed(given)
         if name.lower() == "tools" and _are_tools(value):
             raise MediaError(
                 f"{where}: the column {name!r} has tools, which are not taken from rows; name them in env.tools, and "
@@ -41,7 +42,7 @@ def _refuse_in_list(where: str, name: str, values: Sequence[Any]) -> None:
     for at, value in enumerate(values):
         if (kind := _of_object(value)) is not None:
             raise _refused(where, f"the column {name!r} has", kind)
-        if not isinstance(value, Mapping) or not isinstance(content := value.get("content"), Sequence):
+        if not isinstance(value, Mapping) or not isinstance(content := _listed(value.get("content")), Sequence):
             continue
         for part in () if isinstance(content, str) else content:
             if isinstance(part, Mapping) and (kind := _of_part(part)) is not None:
@@ -57,7 +58,14 @@ def _refused(where: str, place: str, kind: str) -> MediaError:
     return MediaError(f"{where}: {place} {shown}, and {plural} not supported: prompts are text only")
 
 
+def _listed(value: Any) -> Any:
+    """Pandas reads lists as arrays. An array of numbers may be an image, and stays."""
+    is_list = getattr(getattr(value, "dtype", None), "kind", "") == "O" or getattr(value, "size", None) == 0
+    return value.tolist() if is_list and hasattr(value, "tolist") else value
+
+
 def _holds_something(value: Any) -> bool:
+    value = _listed(value)
     if value is None or isinstance(value, bool | int | float):
         return False
     if isinstance(value, str | bytes):

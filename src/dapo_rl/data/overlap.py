@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 from typing import Any
 
 from dapo_rl.config import SourceSettings
@@ -57,7 +56,7 @@ def _place(source: Any) -> tuple[Any, ...] | None:
     if name is None or name in (arithmetic.NAME, tasks.NAME, IN_MEMORY) or name.startswith(GYM):
         return None
     if name.lower().endswith(SUFFIXES):
-        return (os.path.realpath(Path(name).expanduser()),)
+        return (os.path.realpath(os.path.expanduser(name)),)
     parameters = (source.model_extra or {}) if isinstance(source, SourceSettings) else {}
     return name, *sorted(({"split": "train"} | parameters).items())
 

@@ -10,6 +10,9 @@ from typing import Any
 from dapo_rl.base.unicode import is_unicode
 from dapo_rl.data.media import refuse_media
 
+MOST_BITS = 14_000
+"""Of a whole number: Python writes no more than 4300 digits into JSON."""
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -88,6 +91,8 @@ def make_row(number: int, where: str, value: object) -> Row | BadRow:
 def plain(value: Any) -> Any:
     """Converts values of NumPy, torch and pandas to Python's own types; tuples stay tuples."""
     kind = type(value)
+    if kind is int and value.bit_length() > MOST_BITS:
+        raise BadRowError(f"it has a whole number of {value.bit_length():,} bits")
     if value is None or kind in (bool, int, float):
         return value
     if isinstance(value, str):

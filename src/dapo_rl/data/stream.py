@@ -137,11 +137,14 @@ class PromptStream(Stream):
         return self._drawn / len(self._prompts)
 
     def _next_prompt(self) -> Prompt:
+        size = len(self._prompts)
         while True:
+            if len(self._resting) == size and self._drawn % size == 0:  # until the first one returns, none is drawn
+                self._drawn = max(self._drawn, min(self._resting.values()) * size)
             epoch = self.epoch
             if self._order_of != epoch:
                 self._order, self._order_of = self._permutation(epoch), epoch
-            prompt = self._prompts[self._order[self._drawn % len(self._prompts)]]
+            prompt = self._prompts[self._order[self._drawn % size]]
             self._drawn += 1
             if self._resting.get(prompt.id, 0) <= epoch:
                 self._resting.pop(prompt.id, None)

@@ -39,7 +39,11 @@ def render(tokenizer: Any, conversations: Sequence[Conversation]) -> Iterator[st
     user's code, raises its own errors."""
     own = getattr(type(tokenizer), "apply_chat_template", None)
     if getattr(own, "__module__", None) == PLAIN:
-        template = tokenizer.get_chat_template()
+        try:
+            template = tokenizer.get_chat_template()
+        except ValueError as error:  # it has several, none of which is the default
+            yield from [error] * len(conversations)
+            return
         yield from _renderer.render(template, tokenizer.special_tokens_map, conversations)
         return
     for messages, options in conversations:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from collections.abc import Collection
 from typing import Any
@@ -98,24 +99,23 @@ class HFEngine(Engine):
         drawing = _DrawProcessor(keys_B, had_B, DrawParams.of([params] * len(rows), device))
         stopping = _StopStrings(self._tokenizer, params.stop, [partial for _, partial in rows], input_ids.shape[1])
         # `generate` takes options that its config does not set from the model's generation config. Publishers put
-        # sampling settings there, such as a repetition penalty, which would change the policy.
-        theirs, self._model.generation_config = self._model.generation_config, GenerationConfig()
-        try:
-            with torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32):
-                output = self._model.generate(
-                    input_ids,
-                    attention_mask=mask.long(),
-                    generation_config=GenerationConfig(
-                        max_new_tokens=left,
-                        do_sample=False,
-                        eos_token_id=sorted(stop_ids) or None,
-                        pad_token_id=pad_id(self._tokenizer),
-                    ),
-                    logits_processor=LogitsProcessorList([drawing]),
-                    stopping_criteria=StoppingCriteriaList([stopping] if params.stop else []),
-                )
-        finally:
-            self._model.generation_config = theirs
+        # sampling settings there, such as a repetition penalty, which would change the policy. Of a copy, because a
+        # thread may be saving the model.
+        model = copy.copy(self._model)
+        model.generation_config = GenerationConfig()
+        with torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32):
+            output = model.generate(
+                input_ids,
+                attention_mask=mask.long(),
+                generation_config=GenerationConfig(
+                    max_new_tokens=left,
+                    do_sample=False,
+                    eos_token_id=sorted(stop_ids) or None,
+                    pad_token_id=pad_id(self._tokenizer),
+                ),
+                logits_processor=LogitsProcessorList([drawing]),
+                stopping_criteria=StoppingCriteriaList([stopping] if params.stop else []),
+            )
         tokens = output[:, input_ids.shape[1] :].cpu().numpy().astype(np.int32)
         logps = torch.stack(drawing.logps, dim=1).cpu().numpy()
         kept_ids = torch.stack(drawing.kept_ids, dim=1).cpu().numpy() if params.keep_mask else None

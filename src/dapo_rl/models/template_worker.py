@@ -30,6 +30,10 @@ def _answer(template: str, messages: list[Any], names: dict[str, Any], render: A
         return {"problem": str(error) or type(error).__name__}
     if len(text) > LONGEST_TEXT:
         return {"problem": f"it writes a text of {len(text):,} characters"}
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return {"problem": "it writes text that is not valid Unicode"}
     return {"text": text}
 
 

@@ -1,5 +1,6 @@
 """Samples that have begun: they go on under new weights, survive a restart to the bit, and can be set aside."""
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -186,6 +187,21 @@ def test_begun_samples_that_wait_for_slots_are_not_forgotten_when_weights_change
     narrow.receive(1, weights_of(model))
     assert narrow.pending == 6
     assert token_ids(finish(narrow, samples)) == token_ids(plain)
+
+
+@pytest.mark.parametrize("set_aside", [False, True])
+def test_a_turn_that_waits_goes_before_the_rest_of_a_group(set_aside):
+    """As after a stop, when no prompt is half started: a run that is stopped goes on in the same order."""
+    engine = engine_for(small_model(), max_batch=2)
+    engine.submit(replace(request("group", count=4), limits=(3, 24, 24, 24)))
+    order = [completion.index for completion in engine.poll()]
+    assert order == [0]
+    engine.submit(replace(request("turn", count=1, max_new_tokens=6), partial=(Trajectory((9, 9)),), new=()))
+    if set_aside:
+        for r in engine.take_unfinished():
+            engine.submit(r)
+    order = [(completion.request_id, completion.index) for completion in engine.poll()]
+    assert order == [("turn", 0)]
 
 
 def test_requests_that_never_began_and_lost_tokens_are_told_apart():

@@ -82,8 +82,11 @@ class Scheduler:
     def admit(self) -> None:
         """Starts waiting samples; while samples are running, computes no more than one pass for them."""
         while True:
-            self._place_waiting()
-            work = [self.filling] if self.filling is not None else self._with_new_work(self._partial_work())
+            work = [self.filling] if self.filling is not None else self._partial_work()
+            if self.filling is None:
+                if not work:
+                    self._place_waiting()
+                work = self._with_new_work(work)
             if not work:
                 if self._batch.rows or self._started is None:
                     return
