@@ -44,6 +44,7 @@ def test_a_model_that_cannot_be_loaded_is_one_line(tmp_path):
     (tmp_path / "empty").mkdir()
     assert message(tmp_path / "emtpy").endswith(f"did you mean {tmp_path / 'empty'}?")
     assert "has no config.json" in message(tmp_path / "empty")
+    assert message("~nobody-at-all/model").endswith("no directory ~nobody-at-all/model")
     save_model(small_model(), tokenizer(), tmp_path / "cut")
     weights = tmp_path / "cut" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:100])

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from dapo_rl.base.home import expanded
 from dapo_rl.base.quote import describe
 from dapo_rl.base.suggest import did_you_mean, nearest, nearest_path
 from dapo_rl.errors import UserError
@@ -23,7 +24,7 @@ def load_function(spec: str) -> Callable[..., Any]:
     where, colon, name = spec.rpartition(":")
     if not colon or not where or not name:
         raise UserError(f"{spec!r}: a function is named module:name or file.py:name, for example rewards.py:score")
-    module = _load_file(Path(where).expanduser(), spec) if where.endswith(".py") else _load_module(where, spec)
+    module = _load_file(expanded(where), spec) if where.endswith(".py") else _load_module(where, spec)
     try:
         function = getattr(module, name)
     except AttributeError:

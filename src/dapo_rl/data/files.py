@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from dapo_rl.base.home import expanded
 from dapo_rl.base.quote import one_line
 from dapo_rl.base.suggest import did_you_mean, nearest_path
 from dapo_rl.data.rows import BadRow, Row, make_row
@@ -46,7 +46,7 @@ RECIPE_FILES = {
 
 
 def read_file(path: Path, key: str) -> Iterator[Row | BadRow]:
-    path = Path(os.path.expanduser(path))  # of a user that does not exist, it stays as it is
+    path = expanded(path)
     if not path.is_file():
         raise UserError(f"{key}: {path}: {_what_is_missing(path, key)}")
     return _read_parquet(path, key) if path.suffix.lower() == ".parquet" else _read_jsonl(path, key)

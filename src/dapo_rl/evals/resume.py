@@ -7,6 +7,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from dapo_rl.base.home import expanded
 from dapo_rl.choices import is_judge
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
@@ -32,7 +33,7 @@ def _digests_of_code(config: Config) -> dict[str, str]:
     """A digest of each file of the user's own functions and classes, by the setting's value."""
     env = config.env
     named = [config.engine, *(each.verifier for each in config.reward.verifiers), env.name, env.agent, *env.tools]
-    files = {name: Path(name.rpartition(":")[0]).expanduser() for name in named if name and ".py:" in name}
+    files = {name: expanded(name.rpartition(":")[0]) for name in named if name and ".py:" in name}
     # Where one is missing, what loads it says so.
     return {name: sha256(file.read_bytes()).hexdigest()[:16] for name, file in files.items() if file.is_file()}
 

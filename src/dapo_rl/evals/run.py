@@ -17,6 +17,7 @@ from transformers.utils import logging
 
 from dapo_rl.base.files import atomic_write
 from dapo_rl.base.format import counted
+from dapo_rl.base.home import expanded
 from dapo_rl.base.lock import acquire
 from dapo_rl.choices import NO_VERIFIER
 from dapo_rl.config import ModelSettings
@@ -260,7 +261,7 @@ def _directory(name: str) -> Path | None:
     """The directory of a local model; a run directory stands for its final model."""
     if name == "tiny":
         return TINY
-    path = Path(name).expanduser()
+    path = expanded(name)
     if (path / "model" / "config.json").is_file() and not (path / "config.json").exists():
         return path / "model"
     return path if path.is_dir() else None

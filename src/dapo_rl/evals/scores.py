@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.base.files import atomic_write, beside
+from dapo_rl.base.home import expanded
 from dapo_rl.base.quote import one_line
 from dapo_rl.config.sources import Sources, entries_of
 from dapo_rl.data import Rows
@@ -29,7 +30,7 @@ def check_scores(path: Path, models: Sequence[str], data: Sources) -> None:
         raise UserError(f"--scores: {path}: there is no directory {path.parent}; create it, or name another file")
     if path.is_dir():
         raise UserError(f"--scores: {path} is a directory; name a file")
-    files = [Path(entry.source).expanduser() for entry in entries_of(data)]
+    files = [expanded(entry.source) for entry in entries_of(data)]
     if path.exists() and any(file.exists() and path.samefile(file) for file in files):
         raise UserError(f"--scores: {path} is the data itself; name another file")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dapo_rl.base.format import gib
+from dapo_rl.base.home import expanded
 from dapo_rl.choices import REWARD_MODEL, is_function, is_judge, is_reward_model
 from dapo_rl.config import Config, entries_of
 from dapo_rl.data.files import SUFFIXES
@@ -33,7 +34,7 @@ def files_to_ship(recipe: Path | None, config: Config, include: Sequence[str] = 
     found: dict[str, Shipped] = {}
     if recipe is not None and packaged_name(recipe) is None:
         found[recipe_there(recipe)] = Shipped("the recipe", recipe, recipe_there(recipe))
-    named = [(key, path) for key, path in _named(config) if not Path(path).expanduser().is_absolute()]
+    named = [(key, path) for key, path in _named(config) if not expanded(path).is_absolute()]
     for key, path in [*named, *(("--include", path) for path in include)]:
         for each in _inside(key, Path(path)):
             found.setdefault(each.there, each)

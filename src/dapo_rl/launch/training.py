@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dapo_rl.base.home import expanded
 from dapo_rl.config import Config
 from dapo_rl.demo import DEFAULT_RECIPE, start_from
 from dapo_rl.errors import UserError
@@ -48,7 +49,7 @@ def plan_launch(recipe: Path | None, settings: Sequence[str], run: Path | None) 
     start = start_from(recipe, [*settings, "cluster.backend=ray"])
     config = start.load()
     name = "dapo" if start.custom else (recipe or DEFAULT_RECIPE).stem
-    path = Path(os.path.abspath(new_run_directory(name) if run is None else run.expanduser()))
+    path = Path(os.path.abspath(new_run_directory(name) if run is None else expanded(run)))
     if not str(path).isprintable():
         raise UserError(f"--run: {str(path)!r} has a control character in it; choose another name")
     return Launch(recipe, tuple(settings), path, config)

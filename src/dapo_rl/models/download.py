@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from dapo_rl.base.files import directory_beside
+from dapo_rl.base.home import expanded
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.errors import UserError
 
@@ -66,9 +67,9 @@ PRETRAINED = {
 def cache_directory() -> Path:
     """Next to the hub's cache if HF_HOME is set, otherwise in the user's cache directory."""
     if home := os.environ.get("HF_HOME"):
-        return Path(home).expanduser() / "dapo-rl" / "models"
+        return expanded(home) / "dapo-rl" / "models"
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "dapo-rl" / "models"
+    return expanded(base) / "dapo-rl" / "models"
 
 
 def find_pretrained(name: str) -> Path:

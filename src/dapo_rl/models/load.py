@@ -23,6 +23,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
+from dapo_rl.base.home import expanded
 from dapo_rl.base.hub import cache_only, hub_problem
 from dapo_rl.base.suggest import did_you_mean, nearest_path
 from dapo_rl.config import ModelSettings
@@ -169,7 +170,7 @@ def find_model(name: str) -> str | Path:
         return TINY
     if name in PRETRAINED:
         return find_pretrained(name)
-    path = Path(name).expanduser()
+    path = expanded(name)
     if not name.strip():
         raise UserError("model.name: it is empty; give a directory, a hub name, or tiny")
     if path.is_file():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
+from dapo_rl.base.home import expanded
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.config import ModelSettings
 from dapo_rl.errors import UserError
@@ -56,7 +56,7 @@ def check_model(name: str) -> None:
     """Rejects a directory that is not there, and a misspelt shape, which would otherwise be looked up on the hub."""
     if name in SHAPES or name == "tiny":
         return
-    if "/" in name or Path(name).expanduser().exists():
+    if "/" in name or expanded(name).exists():
         find_model(name)
         return
     hint = did_you_mean(nearest(name, [*SHAPES, "tiny"]), f"shapes are {', '.join([*SHAPES, 'tiny'])}")

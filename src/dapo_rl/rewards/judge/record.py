@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dapo_rl.base.home import expanded
 from dapo_rl.base.os_errors import reason_and_remedy
 from dapo_rl.errors import VerifierStopError
 from dapo_rl.rewards.judge.judge_file import JudgeSettings
@@ -37,7 +38,7 @@ class JudgeRecord:
         self.stopped = ""
         """Why no call is made any more."""
         if isinstance(settings.cache, str):
-            self._use_cache(Path(settings.cache).expanduser())
+            self._use_cache(expanded(settings.cache))
 
     def begin(self, directory: Path) -> None:
         """Continues with what the run directory has, also if this process has written it."""
