@@ -18,6 +18,8 @@ STALE = {"sampling.surplus": "carry", "sampling.max_staleness": 2}
         ({**STALE, "sampling.ahead": 2}, "sampling.ahead=2: samples can be several weight versions old"),
         ({**STALE, "sampling.ahead": 1}, None),
         ({**STALE, "sampling.ahead": 2, "algo.proximal": "recomputed"}, None),
+        ({"algo.kl_unbiased": True}, "algo.kl_unbiased: with algo.kl_coef=0 there is no KL penalty"),
+        ({"algo.kl_unbiased": True, "algo.kl_coef": 0.01}, None),
         ({"model.lora.dropout": 0.1}, "model.lora.dropout=0.1: updates have dropout"),
         ({"model.lora.rank": 8}, None),
         ({**APART, "sampling.surplus": "requeue"}, "cluster.placement=separate: nothing is sampled during updates"),

@@ -23,6 +23,8 @@ def warnings(config: RunSettings) -> Iterator[str]:
             f"sampling.ahead={sampling.ahead:g}: samples can be several weight versions old when they are trained "
             "on, and use up the clip range; set algo.proximal=recomputed algo.importance_cap=2"
         )
+    if config.algo.kl_unbiased and config.algo.kl_coef == 0:
+        yield "algo.kl_unbiased: with algo.kl_coef=0 there is no KL penalty; set algo.kl_coef=0.001, or leave it out"
     lora, cluster = config.model.lora, config.cluster
     if lora is not None and lora.dropout:
         yield f"model.lora.dropout={lora.dropout:g}: updates have dropout and sampling has none, so ratios are noisy"
