@@ -128,6 +128,14 @@ def test_the_evaluation_before_the_first_step(tmp_path):
     assert (row["before"], row["accuracy"], row["step"]) == (0.25, 0.5, 3)
 
 
+def test_of_many_evaluations_the_last_are_listed(tmp_path):
+    run = make_run(tmp_path / "run")
+    run.metrics_path.write_text("".join(f'{{"step": {step}, "eval/accuracy": 0.5}}\n' for step in range(1, 251)))
+    client = TestClient(create_app(Catalogue([tmp_path]), None, "token"), base_url="http://127.0.0.1")
+    listed = client.get("/api/evaluations?run=run").json()["run"]
+    assert [row["step"] for row in listed] == list(range(51, 251))
+
+
 def test_before_the_first_step_there_is_no_gain_yet(tmp_path):
     run = make_run(tmp_path / "run")
     run.metrics_path.write_text('{"step": 0, "eval/accuracy": 0.25}\n')

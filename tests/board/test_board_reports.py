@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import socket
+import time
 from contextlib import suppress
 
 import pytest
@@ -72,6 +73,12 @@ def test_they_stand_in_the_list(client):
     assert (exam["kind"], exam["state"], exam["model"]) == ("evaluation", "finished", "2 models")
     assert (exam["accuracy"], exam["best"]) == (0.75, "avg@2 of runs/mine")
     assert exam["what"] == "arithmetic: 4 problems, 2 samples each"
+
+
+def test_an_ablation_stands_above_its_runs(root, client):
+    later = time.time() + 100
+    os.utime(root / "study" / ARMS[0] / "seed-1" / "config.yaml", (later, later))
+    assert rows(client)[0]["study"]["started"] == pytest.approx(later, abs=1)
 
 
 def test_the_page_of_an_ablation(client):

@@ -114,6 +114,7 @@ def test_the_other_values_are_trls():
     assert (config.algo.advantage_eps, config.sampling.max_new_tokens) == (1e-4, 512)
     # The rate of the last of 10 updates that decay linearly to 0.
     assert (config.train.lr_schedule, config.train.min_lr_share) == ("linear", 0.1)
+    assert settings(warmup_steps=2).config.train.min_lr_share == 1 / 8, "of 8 updates after the warm-up"
     assert settings(lr_scheduler_type="cosine", max_steps=1).config.train.min_lr_share == 1
     scheduled = settings(lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs={"min_lr_rate": 0.25}).config
     assert (scheduled.train.lr_schedule, scheduled.train.min_lr_share) == ("cosine", 0.25)

@@ -102,6 +102,8 @@ def test_ms_swift_without_dynamic_sampling_counts_epochs_exactly(converted):
     assert (config.train.warmup_steps, config.algo.kl_coef, config.sampling.temperature) == (63, 0.04, 0.9)
     assert not config.sampling.dynamic
     assert [row.key for row in result.changes] == ["dataset"]
+    _, config, _ = converted(f"NNODES=2 {script}{sizes} --train_type full --reward_funcs accuracy")
+    assert config.sampling.prompts_per_step == 16
 
 
 TRL_REWARDS = """

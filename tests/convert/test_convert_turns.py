@@ -164,6 +164,8 @@ def test_the_gym_of_swift_may_be_an_option_of_the_server(converted):
     assert (config.env.name, config.env.max_turns) == ("ENVIRONMENT.py:Environment", 4)
     assert rows["use_gym_env"].learns
     assert rows["gym_env"].learns
+    _, config, _ = converted(server + SWIFT + "--max_turns 6")
+    assert config.env.max_turns == 6, "the training command's own"
 
 
 def test_one_turn_of_swift(converted):

@@ -103,6 +103,9 @@ def test_memories_are_as_long_as_so_many_batches():
         _, samples, _ = stream._faded(stream._prompts["hard0"], stream._own_memory)
         assert samples == pytest.approx(SIZE * math.exp(-4000 / (128 * batch)))
         chances[batch] = stream.chance(hard)
+        stream.observe(hard, 0, SIZE, False)
+        seen = SIZE + SIZE * math.exp(-4001 / (128 * batch))
+        assert stream._prompts["hard0"] == [0, pytest.approx(seen), 4002], "added to what has faded as slowly"
     assert chances[32 * BATCH] < chances[BATCH] - 0.2
 
 

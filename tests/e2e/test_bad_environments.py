@@ -8,7 +8,7 @@ from support import DAPO
 
 from dapo_rl.config import Config
 from dapo_rl.envs.build import build_environment
-from dapo_rl.envs.protocol import AgentError, EpisodeFailure, InvalidAnswerError
+from dapo_rl.envs.protocol import AgentError, EpisodeFailure, InvalidAnswerError, Observation
 from dapo_rl.envs.replies import failure_of, observation_of
 from dapo_rl.errors import UserError
 
@@ -84,6 +84,11 @@ def test_one_line(settings, said, tmp_path, monkeypatch):
         (float("inf"), "gave the reward inf; it has to be finite"),
         (None, "returned NoneType; return an Observation, a text, or a number to end with"),
         ((1.0, True), "returned tuple; return an Observation"),
+        (Observation(tool_calls=True), "gave an observation whose `tool_calls` or `tool_errors` is not a number of"),
+        (Observation(tool_errors=-1), "gave an observation whose `tool_calls` or `tool_errors` is not a number of"),
+        (Observation(prompt_ids=(True,)), "gave `prompt_ids` that are not tokens"),
+        (Observation(max_tokens=True), "gave the max_tokens True; it is a number above 0, or None"),
+        (Observation(max_tokens=0), "gave the max_tokens 0; it is a number above 0, or None"),
     ],
 )
 def test_an_invalid_answer_is_a_failure_without_a_traceback(answer, said):

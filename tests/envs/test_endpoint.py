@@ -267,8 +267,9 @@ def test_stop_cuts_the_text_and_what_follows():
 
 @pytest.mark.parametrize("reason", ["length", "turns"])
 def test_limits_are_the_finish_reason_length(reason):
-    reply = post({"messages": [USER]}, handle=Policy(AssistantTurn("5", finish_reason=reason)))
-    assert reply.json()["choices"][0]["finish_reason"] == "length"
+    for calls in ((), CALL.tool_calls):
+        reply = post({"messages": [USER]}, handle=Policy(AssistantTurn("5", calls, finish_reason=reason)))
+        assert reply.json()["choices"][0]["finish_reason"] == "length"
 
 
 def test_the_message_that_an_agent_sends_back_is_the_turns_message():

@@ -96,6 +96,13 @@ def test_a_name_inside_a_longer_one_is_not_meant(text, moved):
     assert game._action_of(text) == moved
 
 
+def test_a_limit_on_steps_ends_the_episode():
+    pytest.importorskip("gymnasium")
+    game = Gymnasium("FrozenLake-v1", make={"max_episode_steps": 2, "is_slippery": False})
+    game.open(make_prompt("p"), 0)
+    assert [game.step(AssistantTurn("0")).done for _ in range(2)] == [False, True], "at the wall, but not in a hole"
+
+
 class WithoutRewards:
     rewards = False
 

@@ -83,6 +83,8 @@ def test_thoughts():
         assert parsed.text == "Well."
         assert parsed.tool_calls == (ToolCall("find"),)
         assert parsed.reasoning.startswith("Hm.")
+        alone = form.parse(ids_of("qwen3", "<think>\nHm.\n</think>\n\nWell.<|im_end|>"), TOOLS)
+        assert (alone.text, alone.tool_calls) == ("Well.", ())
         cut = form.parse(ids_of("qwen3", "<think>\nHm."))
         assert (cut.text, cut.reasoning.strip()) == ("", "Hm.")
         plain = form.parse(ids_of("qwen3", "Well.<|im_end|>"))

@@ -72,6 +72,13 @@ def test_the_picture(tmp_path):
     assert [axis.get_title(loc="left") for axis in alone.axes] == ["Share correct", "Response length"]
 
 
+def test_a_long_name_is_cut_from_the_left_to_its_room():
+    found = report()
+    found["models"][0]["model"] = "runs/" + "x" * 80 + "/model"
+    title = evaluation_figure(found).axes[3].get_title(loc="left").removeprefix("Difference from ")
+    assert (len(title), title[0], title[-6:]) == (24, "…", "/model")
+
+
 def test_every_point_lies_within_its_panel_above_its_name():
     none_and_all = report()
     for model, share in zip(none_and_all["models"], (0.0, 1.0), strict=True):

@@ -124,6 +124,14 @@ def test_a_recipes_own_values_stay_where_it_has_the_technique():
     assert plan.seeds == (7, 8)
 
 
+def test_more_seeds_follow_those_that_the_plan_has(tmp_path, monkeypatch):
+    started = []
+    monkeypatch.setattr("dapo_rl.lab.ablate.ablation._run", lambda plan, *_: started.append(plan) or 0)
+    paper_table(DEFAULT, ["seed=7"], 2).save(tmp_path / "plan.json")
+    assert run_ablation(None, [], out=tmp_path, seeds=3) == 0
+    assert [plan.seeds for plan in started] == [(7, 8, 9)]
+
+
 def test_parts_of_the_table():
     ladder = paper_table(DEFAULT, [], 1, ("ladder",))
     assert [arm.part for arm in ladder.arms] == ["ladder"] * 6

@@ -376,6 +376,9 @@ def test_what_does_not_fit_names_a_remedy():
     ):
         odd = GpuMemory(Config.load(PAPER, SHORT), size, SPECS["h100"], Layout(gpus, tensor_parallel))
         assert odd.remedy().endswith(f"with {said} it fits")
+    for rollout_gpus, said in ((6, "with --tensor-parallel 2 it fits"), (5, "fewer sampling.max_new_tokens")):
+        apart = GpuMemory(Config.load(PAPER, SHORT), size, SPECS["l40s"], Layout(64, 1, rollout_gpus))
+        assert apart.remedy().endswith(said)
 
 
 # The plan

@@ -23,7 +23,7 @@ from dapo_rl.models.save import StoredModel, save_model
 from dapo_rl.run.backend import LoadedModel, build_local_engine, prepare_lora
 from dapo_rl.run.build_policy import reference_of
 from dapo_rl.run.inputs import TrainerInputs
-from dapo_rl.run.model import with_lora
+from dapo_rl.run.model import model_and_tokenizer, with_lora
 
 peft = pytest.importorskip("peft")
 
@@ -39,6 +39,13 @@ def adapters(model, **settings):
 def logits(model):
     with torch.no_grad():
         return model(torch.arange(40, 60)[None]).logits
+
+
+def test_a_model_in_training_mode_is_sampled_and_copied_without_dropout():
+    inputs = TrainerInputs(model=small_model().train(), processing_class=tokenizer())
+    model, _ = model_and_tokenizer(Config(), inputs, torch.device("cpu"), load=None)
+    assert model is inputs.model
+    assert not any(module.training for module in model.modules())
 
 
 def test_a_lora_config_becomes_settings():

@@ -118,8 +118,13 @@ def test_what_is_not_understood_whole_is_not_read(text):
     assert parse(text) is None
 
 
+def test_pairs_side_by_side_are_not_nested():
+    assert exact(parse("+".join([r"\lfloor 3/2 \rfloor"] * 12))) == 12
+    assert parse(r"\lfloor " * 12 + "1" + r"\rfloor" * 12) is None
+
+
 @pytest.mark.parametrize(
-    "text", ["2^{40001}", "(2^{30000})(2^{30000})", "9^{9^{9}}", "3000!", "\\binom{99999}{5}", "1/0", "0^{-1}"]
+    "text", ["2^{40001}", "(2^{30000})(2^{30000})", "9^{9^{9}}", "3000!", "\\binom{99999}{5}", "1/0", "0^{-1}", "0^0"]
 )
 def test_what_is_too_large_or_undefined_has_no_value(text):
     tree = parse(text)

@@ -17,7 +17,7 @@ from dapo_rl.rollout.batch_builder import BatchBuilder, PausedBatch
 from dapo_rl.rollout.dynamic_sampling import Grading, Observed
 from dapo_rl.rollout.in_flight import InFlightGroup, Unread
 from dapo_rl.rollout.sampler_state import FILE, SamplerState
-from dapo_rl.rollout.saved_episodes import SavedFlight
+from dapo_rl.rollout.saved_episodes import Restarted, SavedFlight
 from dapo_rl.types import Group, RewardPart, Trajectory, Verdict
 
 LONGEST, VOCABULARY = 12, 100
@@ -81,11 +81,14 @@ def test_everything_comes_back_as_it_was(carried, arrived, begun, graded, order,
     by_draw = {group.draw: group for group in (*groups, kept, dropped, rejected)}
     whole = InFlightGroup(14, make_prompt("p14"), 3, request(14, prompt).left([]), [arrived] * 3)
     sampled = [by_draw[draw] for draw in order if draw in by_draw]
-    filling = BatchBuilder(0, [kept], [(dropped, "surplus")], sampled, 6, -5, 9, 0.1, 0.2, 0.3, ["½"])
+    filling = BatchBuilder(
+        0, [kept], [(dropped, "surplus")], sampled, 6, -5, 9, 0.1, 0.2, 0.3, ["½"], restarted_tokens=7
+    )
     unread = Unread(whole, 2, verdicts if judged else None)
     interrupted = PausedBatch(filling, ((rejected, "all_wrong"),), (unread,))
     grading = Grading(1.0, -1.0, graded, rewards)
-    state = SamplerState(15, Acceptance(), grading, groups, (SavedFlight(flight),), interrupted if order[0] else None)
+    more = {"interrupted": interrupted if order[0] else None, "order": ("b", "a"), "restarted": Restarted(4, 3)}
+    state = SamplerState(15, Acceptance(), grading, groups, (SavedFlight(flight),), **more)
     with TemporaryDirectory() as directory:
         state.write(Path(directory))
         again = SamplerState.read(Path(directory), make_prompt, request, 3, LONGEST, VOCABULARY)

@@ -119,6 +119,14 @@ def test_a_model_that_saves_other_weights_than_it_has_is_stored_once_more(checkp
     assert torch.equal(model.lm_head.weight, other.lm_head.weight)
 
 
+@pytest.mark.parametrize("keep", [1, 4])
+def test_until_there_are_as_many_as_stay_none_goes(tmp_path, keep):
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep)
+    for step in range(1, 7):
+        checkpoints.save(step, [Note()])
+        assert names(checkpoints) == [f"step-{n}" for n in range(max(1, step - keep + 1), step + 1)]
+
+
 def test_the_last_ones_stay(checkpoints):
     for step in (1, 2, 5, 10):
         save(checkpoints, step)

@@ -220,6 +220,17 @@ def test_a_cancelled_request_is_forgotten_and_its_tokens_are_counted(model):
     assert engine.cancel(["b"]) == 0
 
 
+def test_what_had_ended_and_was_not_taken_counts_as_cancelled(model):
+    engine = NativeEngine(model, tokenizer(), max_batch=4)
+    engine.submit(request("a", count=2, max_new_tokens=5, ignore_eos=True))
+    with torch.inference_mode():
+        engine._scheduler.admit()
+        while not engine._batch.finished:
+            engine._step()
+    assert engine.cancel(["a"]) == 10
+    assert engine.poll() == []
+
+
 def test_a_group_cancelled_while_half_of_it_waits(model):
     engine = NativeEngine(model, tokenizer(), max_batch=2)
     engine.submit(request("a", count=5))
