@@ -105,7 +105,7 @@ def test_memories_are_as_long_as_so_many_batches():
         chances[batch] = stream.chance(hard)
         stream.observe(hard, 0, SIZE, False)
         seen = SIZE + SIZE * math.exp(-4001 / (128 * batch))
-        assert stream._prompts["hard0"] == [0, pytest.approx(seen), 4002], "added to what has faded as slowly"
+        assert stream._prompts["hard0"] == [0, pytest.approx(seen), 4002], "the earlier results decay at the same rate"
     assert chances[32 * BATCH] < chances[BATCH] - 0.2
 
 

@@ -133,10 +133,10 @@ def test_the_models_own_generation_settings_do_not_change_the_policy():
     model.generation_config.repetition_penalty = 5.0
     model.generation_config.min_new_tokens = 12
     model.generation_config.temperature = 0.1
-    meanwhile = []
-    model.register_forward_hook(lambda *_: meanwhile.append(model.generation_config.repetition_penalty))
+    while_sampling = []
+    model.register_forward_hook(lambda *_: while_sampling.append(model.generation_config.repetition_penalty))
     assert run(HFEngine(model, tokenizer(), 64), request("a", "1+1=?\n")) == plain
-    assert set(meanwhile) == {5.0}, "a checkpoint may be written by then, with them"
+    assert set(while_sampling) == {5.0}, "a checkpoint that is written meanwhile has the model's own settings"
 
 
 def test_weights_are_taken_over_and_the_version_is_written_into_samples():

@@ -137,25 +137,17 @@ def test_any_reply_gives_a_mark_or_a_reason(reply):
             assert abs(score_of(reply, parse, None)) >= 0
 
 
-def test_words_that_yaml_reads_as_switches(tmp_path):
+@pytest.mark.parametrize(
+    ("scale", "scores"),
+    [("{yes: 1, no: 0}", {"Yes": 1, "no": 0}), ("{0: 0, 1: 0.5, 2: 1}", {"0": 0, "1": 0.5, "2": 1})],
+)
+def test_words_that_yaml_reads_as_switches_and_numbers_that_python_takes_for_them(tmp_path, scale, scores):
     path = tmp_path / "judge.yaml"
     path.write_text(
-        f"endpoint: {URL}\nmodel: m\nprompt: '{{response}}'\nparse: '(\\w+)'\nscale: {{yes: 1, no: 0}}\n",
-        encoding="utf-8",
+        f"endpoint: {URL}\nmodel: m\nprompt: '{{response}}'\nparse: '(\\w+)'\nscale: {scale}\n", encoding="utf-8"
     )
     judge = read_judge(path)
-    assert score_of("Yes", judge.parse, judge.scale) == 1
-    assert score_of("no", judge.parse, judge.scale) == 0
-
-
-def test_the_numbers_0_and_1_are_no_switches(tmp_path):
-    path = tmp_path / "judge.yaml"
-    path.write_text(
-        f"endpoint: {URL}\nmodel: m\nprompt: '{{response}}'\nparse: '(\\d)'\nscale: {{0: 0, 1: 0.5, 2: 1}}\n",
-        encoding="utf-8",
-    )
-    judge = read_judge(path)
-    assert [score_of(mark, judge.parse, judge.scale) for mark in "012"] == [0, 0.5, 1]
+    assert {mark: score_of(mark, judge.parse, judge.scale) for mark in scores} == scores
 
 
 def test_the_example_and_the_table_of_the_docs():

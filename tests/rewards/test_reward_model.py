@@ -61,6 +61,16 @@ def test_scores_are_the_model_s_own_whatever_is_in_the_batch(saved):
     assert [v.score for v in pool(prompt, samples)] == [v.score for v in pool(prompt, samples)]
 
 
+def test_the_prefix_that_a_group_shares_is_computed_once(saved):
+    _, model = saved
+    scorer, computed = RewardModel(model, words_with(template=None), 10_000, "rm"), []
+    hook = model.base_model.layers[0].register_forward_pre_hook(lambda _, inputs: computed.append(inputs[0].shape[1]))
+    scorer.score([[Exchange([], [], prompt + answer) for answer in "123"] for prompt in ("8+8=?", "12-7+1=?")])
+    hook.remove()
+    lengths = [len(tokenizer()(prompt, add_special_tokens=False).input_ids) for prompt in ("8+8=?", "12-7+1=?")]
+    assert computed == [length + 3 for length in lengths]
+
+
 def test_a_score_above_the_threshold_is_correct(saved):
     path, _ = saved
     samples = [Trajectory.of_text(text) for text in TEXTS]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from dapo_rl.base.home import expanded
 from dapo_rl.config import SourceSettings
 from dapo_rl.data import arithmetic, tasks
 from dapo_rl.data.files import SUFFIXES
@@ -56,7 +57,7 @@ def _place(source: Any) -> tuple[Any, ...] | None:
     if name is None or name in (arithmetic.NAME, tasks.NAME, IN_MEMORY) or name.startswith(GYM):
         return None
     if name.lower().endswith(SUFFIXES):
-        return (os.path.realpath(os.path.expanduser(name)),)
+        return (os.path.realpath(expanded(name)),)
     parameters = (source.model_extra or {}) if isinstance(source, SourceSettings) else {}
     return name, *sorted(({"split": "train"} | parameters).items())
 

@@ -275,7 +275,7 @@ def _is_adapted(module: Any) -> bool:
 
 
 def _of_parameter(layer: Any) -> str | None:
-    """The name of the weight that an adapter is for, if the module that has it is no linear layer, but experts."""
+    """The parameter that an adapter is for, if it adapts one of several in a module, such as fused experts."""
     return getattr(layer, "parameter_name", None)
 
 

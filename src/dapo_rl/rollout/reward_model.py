@@ -54,7 +54,7 @@ class RewardModel:
         if self._device.type == "cuda":
             parts = [[row for part in parts for row in part]]
         self._model.to(self._device)
-        # The host reads no score, for which it would wait, before it has given the device all of its work.
+        # Scores are read last: reading one waits for the device, which should have all of its work by then.
         scored = [each for part in parts if part for each in self._scored_part(part)]
         for rows, scores_B in scored:
             for row, score in zip(rows, scores_B.tolist(), strict=True):
@@ -137,7 +137,7 @@ def _padded_batches(rows: Sequence[_Row], budget: int) -> list[list[_Row]]:
 
 
 def _shared(batch: Sequence[_Row]) -> list[int]:
-    """How many of each row's first tokens all rows of its group have; at least 1."""
+    """The length of the prefix that the rows of each group share, for each row; at least 1."""
     counts: list[int] = []
     for _, group in groupby(batch, lambda row: row.group):
         rows = [row.ids for row in group]

@@ -99,7 +99,7 @@ def _clippable(
     fresh: Tensor, mask: Tensor, advantages: Tensor, clipped: Tensor, per_sequence: bool
 ) -> tuple[Tensor, Tensor]:
     """Two masks: what clipping can act on (it has an advantage, and was sampled by the weights at the beginning of the
-    step), and what it clipped. They are of tokens, or of whole samples if `per_sequence`."""
+    step), and what it clipped. Each has an entry per token, or per sample with `per_sequence`."""
     weighed = fresh & (advantages != 0)
     if per_sequence:
         weighed = weighed.any(-1) & (fresh == mask).all(-1)
