@@ -1,5 +1,8 @@
 """The native engine on a GPU, against transformers' generate and against itself."""
 
+import warnings
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -109,6 +112,21 @@ def test_new_weights_change_what_is_sampled_through_the_same_graphs(model):
     fresh = sample(NativeEngine(other, tokenizer(), dtype=torch.bfloat16), requests(temperature=0.0))
     assert {k: ids(s) for k, s in after.items()} == {k: ids(s) for k, s in fresh.items()}
     assert {k: ids(s) for k, s in after.items()} != {k: ids(s) for k, s in before.items()}
+
+
+def test_the_host_waits_only_for_the_tokens_of_finished_samples(model):
+    """After a first round, whose kernels are compiled. Those are read beside the steps that the device still has."""
+    engine = NativeEngine(model, tokenizer(), max_batch=9)
+    sample(engine, requests())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            sample(engine, requests())
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    places = {Path(each.filename).name for each in caught if "synchronizing" in str(each.message)}
+    assert places == {"output_processor.py"}
 
 
 def test_a_cancelled_request_leaves_the_others_alone(model):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
@@ -20,6 +21,11 @@ def to_device(array: npt.NDArray[Any], device: torch.device) -> Tensor:
     """
     tensor = torch.from_numpy(array)
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor.to(device)
+
+
+def fill_rows(tensor: Tensor, rows: Sequence[int], value: float) -> None:
+    """`tensor[rows] = value`, which on a GPU would copy the value to the device and wait for that."""
+    tensor.index_fill_(0, to_device(np.array(rows), tensor.device), value)
 
 
 @contextmanager

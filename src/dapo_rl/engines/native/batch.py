@@ -20,7 +20,7 @@ from dapo_rl.engines.native.preemption import extend_or_preempt
 from dapo_rl.engines.native.slots import NO_SLOT, BatchRow, SlotState
 from dapo_rl.engines.protocol import Completion, Request
 from dapo_rl.engines.token_sampling import draw_tokens, row_keys, uniforms
-from dapo_rl.models.device import enough_threads, largest_product, to_device
+from dapo_rl.models.device import enough_threads, fill_rows, largest_product, to_device
 from dapo_rl.models.reserved_memory import ReservedMemory
 from dapo_rl.types import IntArray, Trajectory
 
@@ -214,7 +214,7 @@ class RunningBatch:
         """Takes rows out. Those that may be `continued` are kept: the tokens of each, by slot."""
         if not rows:
             return
-        self.state.done[to_device(np.array([row.slot for row in rows]), self.device)] = True
+        fill_rows(self.state.done, [row.slot for row in rows], True)
         for row in rows:
             if continued and row.slot in continued:
                 self.pages.keep(row.slot, continued[row.slot])

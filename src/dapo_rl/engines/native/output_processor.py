@@ -12,6 +12,7 @@ import torch
 from dapo_rl.engines.native.slots import BatchRow, SlotState
 from dapo_rl.engines.protocol import Completion
 from dapo_rl.engines.stopping import StopSearch, StopStrings, make_sample
+from dapo_rl.models.device import to_device
 from dapo_rl.types import FinishReason, IntArray, Trajectory
 
 
@@ -40,7 +41,7 @@ class OutputProcessor:
         if not rows:
             return []
         width = max(row.written for row in rows)
-        slots = torch.tensor([row.slot for row in rows], device=state.done.device)
+        slots = to_device(np.array([row.slot for row in rows]), state.done.device)
         tokens, logps = (x[slots, :width].cpu().numpy() for x in (state.tokens, state.logps))
         result = []
         for row, row_tokens, row_logps in zip(rows, tokens, logps, strict=True):

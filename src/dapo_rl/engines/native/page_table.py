@@ -19,7 +19,7 @@ import torch
 
 from dapo_rl.engines.native.kept_sequences import KeptSequence, KeptSequences
 from dapo_rl.engines.native.kv_cache import CacheLayout
-from dapo_rl.models.device import to_device
+from dapo_rl.models.device import fill_rows, to_device
 from dapo_rl.types import IntArray
 
 Places = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
@@ -226,7 +226,7 @@ class Pages:
     def write_table(self) -> None:
         """Writes the changes to the table, on its device; call it before the table is read."""
         if self._cleared:
-            self.table[to_device(np.array(sorted(self._cleared)), self.table.device)] = 0
+            fill_rows(self.table, sorted(self._cleared), 0)
             self._cleared.clear()
         if self._changed:
             entries = [(*place, page) for place, page in self._changed.items()]
