@@ -221,14 +221,16 @@ class Trajectory(Record):
 
     def replace(self, *, scalars: Any = None, **changes: Any) -> Trajectory:
         """A copy with other fields or columns. Scalars are added to those that it has; a column that is None goes."""
-        own = {name: changes.pop(name) for name in _FIELDS if name in changes}
-        columns = {name: array for name, array in self.columns.items() if name not in changes}
-        columns |= _columns(changes, len(self.token_ids))
-        if "prompt_ids" in own:
-            own["prompt_ids"] = _array("Trajectory.prompt_ids", own["prompt_ids"], np.int32, None)
-        values = {name: getattr(self, name) for name in _FIELDS} | {"columns": columns} | own
-        values["scalars"] = {**self.scalars, **(scalars or {})}
-        return type(self).of_columns(**values)
+        of_tokens = {name: changes.pop(name) for name in [*changes] if name not in _FIELD_NAMES}
+        columns = changes.get("columns", self.columns)
+        if of_tokens:
+            columns = {name: array for name, array in columns.items() if name not in of_tokens}
+            columns |= _columns(of_tokens, len(self.token_ids))
+        if "prompt_ids" in changes:
+            changes["prompt_ids"] = _array("Trajectory.prompt_ids", changes["prompt_ids"], np.int32, None)
+        changes |= {"columns": dict(columns), "scalars": {**self.scalars, **(scalars or {})}}
+        values = (changes[name] if name in changes else getattr(self, name) for name in _FIELDS)
+        return type(self).__new__(type(self))._set(*values)
 
     def then(self, token_ids: Any, logps: Any, version: int, **columns: Any) -> Trajectory:
         """A copy with more tokens of the policy appended."""
@@ -325,6 +327,7 @@ def _columns(given: Mapping[str, Any], length: int) -> dict[str, Array]:
 
 
 _FIELDS = tuple(each.name for each in fields(Trajectory))
+_FIELD_NAMES = frozenset(_FIELDS)
 _NO_TOKENS: IntArray = np.empty(0, np.int32)
 _EMPTY = Trajectory((), ()).columns
 Sample = Trajectory

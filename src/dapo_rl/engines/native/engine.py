@@ -158,7 +158,11 @@ class NativeEngine(Engine):
         deadline = None if timeout_s is None else monotonic() + timeout_s
         batch = self._batch
         with torch.inference_mode(), quick_products(self._device, self._dtype):
-            while not batch.finished and self.pending and (deadline is None or monotonic() < deadline):
+            while (
+                not batch.finished
+                and (batch.rows or self._scheduler.waits)
+                and (deadline is None or monotonic() < deadline)
+            ):
                 self._scheduler.admit()
                 batch.collect()
                 if not batch.finished:
@@ -200,7 +204,7 @@ class NativeEngine(Engine):
         return self._scheduler.take_all()
 
     def _step(self) -> None:
-        if self._scheduler.samples:
+        if self._scheduler.waits:
             self._full_steps += 1
             self._full_pages += self._batch.pages.used
         self.preempted += self._batch.step(self._scheduler.filling_rows, self._scheduler.put_back)

@@ -43,6 +43,11 @@ class Scheduler:
         return sum(request.samples for request in self._waiting.values()) + len(self.filling_rows)
 
     @property
+    def waits(self) -> bool:
+        """Whether there are such samples."""
+        return bool(self._waiting) or self.filling is not None
+
+    @property
     def filling_rows(self) -> Sequence[BatchRow]:
         return self.filling.rows if self.filling is not None else ()
 
@@ -131,7 +136,7 @@ class Scheduler:
         request = self._waiting.get(arrival)
         rows = [] if request is None else self._take_slots(arrival, request, started.shared)
         if request is not None and rows:
-            self._set(arrival, replace(request, new=request.starting[len(rows) :]))
+            self._leave(arrival, request, request.partial, request.starting[len(rows) :])
             place(self._batch.cache, self._batch.pages, started, rows)
             self._batch.start(rows, torch.stack([logits_V] * len(rows)))
         if request is None or len(rows) == len(request.starting):
@@ -142,24 +147,27 @@ class Scheduler:
         work: list[Prefill] = []
         tokens = read = 0
         for arrival, request in self._in_order():
-            while request.partial and tokens < self._pass_tokens and read < READ_SHARE * self._pass_tokens:
-                prefill = self._begin_again(arrival, request, work)
+            partial = request.partial
+            while partial and tokens < self._pass_tokens and read < READ_SHARE * self._pass_tokens:
+                prefill = self._begin_again(arrival, request, partial[0], work)
                 if prefill is None:
                     return work
                 work.append(prefill)
                 tokens += prefill.left
                 read += prefill.done if prefill.continues else 0
-                request = replace(request, partial=request.partial[1:])
-                self._set(arrival, request)
-            if request.partial:
+                partial = partial[1:]
+                self._leave(arrival, request, partial, request.starting)
+            if partial:
                 break
         return work
 
-    def _begin_again(self, arrival: int, request: Request, work: Sequence[Prefill]) -> Prefill | None:
-        """A slot for the first partial sample of a request, if there is one."""
+    def _begin_again(
+        self, arrival: int, request: Request, partial: Trajectory, work: Sequence[Prefill]
+    ) -> Prefill | None:
+        """A slot for a partial sample of a request, if there is one."""
         if not self._batch.has_room_for(request, self._longest):
             return None
-        pages, length, partial = self._batch.pages, len(request.prompt_ids), request.partial[0]
+        pages, length = self._batch.pages, len(request.prompt_ids)
         sibling = next((prefill for prefill in work if prefill.rows[0].arrival == arrival), None)
         donor = next((row.slot for row in self._batch.rows if row.arrival == arrival), None)
         origin = sibling.rows[0].slot if sibling is not None else donor
@@ -191,7 +199,7 @@ class Scheduler:
                 break
             waits = len(rows) < len(request.starting)
             work.append(Prefill(request, rows, request.prompt_ids, waits))
-            self._set(arrival, replace(request, new=request.starting[len(rows) :]))
+            self._leave(arrival, request, request.partial, request.starting[len(rows) :])
             tokens += len(request.prompt_ids)
             if waits:
                 break
@@ -223,9 +231,9 @@ class Scheduler:
     def _in_order(self) -> list[tuple[int, Request]]:
         return sorted(self._waiting.items(), key=lambda item: item[0])
 
-    def _set(self, arrival: int, request: Request) -> None:
-        """Changes what waits of a request; it leaves the queue if nothing does."""
-        if request.samples:
-            self._waiting[arrival] = request
+    def _leave(self, arrival: int, request: Request, partial: tuple[Trajectory, ...], new: tuple[int, ...]) -> None:
+        """Leaves these samples of a request in the queue; without any, it leaves the queue itself."""
+        if partial or new:
+            self._waiting[arrival] = replace(request, partial=partial, new=new)
         else:
             del self._waiting[arrival]
