@@ -14,7 +14,7 @@ from dapo_rl.rollout.reward_model import RewardModel
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.05)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.bfloat16, 0.1)])
 def test_scores_are_those_of_a_cpu_in_float32(dtype, tolerance):
     torch.manual_seed(0)
     model = classifier(head_dim=16)
@@ -22,7 +22,8 @@ def test_scores_are_those_of_a_cpu_in_float32(dtype, tolerance):
     expected = RewardModel(model, words_with(), 100, "rm").score(groups)
     for budget in (50, 100_000):
         scorer = RewardModel(model.to("cuda", dtype), words_with(), budget, "rm")
-        assert scorer._packs
+        assert scorer._scores.packed
+        assert (scorer._scores._fusion is not None) == (dtype == torch.bfloat16)
         for ours, theirs in zip(scorer.score(groups), expected, strict=True):
             assert ours == pytest.approx(theirs, abs=tolerance)
     scorer.release_memory()

@@ -18,7 +18,7 @@ from dapo_rl.config import Config
 from dapo_rl.data.template import render
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import check_one_label, compute_dtype, load_reward_model, load_tokenizer, pad_id
-from dapo_rl.models.sequence_scores import can_pack, can_pack_length, packed_scores, padded_scores
+from dapo_rl.models.sequence_scores import SequenceScores, can_pack_length, sample_to_score
 from dapo_rl.rewards.model_verifier import Exchange, GivenModel
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.types import IntArray
@@ -39,7 +39,9 @@ class RewardModel:
         self._longest = getattr(model.config, "max_position_embeddings", None) or sys.maxsize
         self._pad = pad_id(tokenizer) if model.config.pad_token_id is None else model.config.pad_token_id
         model.config.pad_token_id = self._pad  # by it the model finds the last token of a row
-        self._packs = can_pack(model, self._pad)
+        self._scores = SequenceScores(model, pad_id=self._pad)
+        self._scores.prepare()
+        self._padded_scores = SequenceScores(model, pad_id=self._pad, packed=False)
 
     def score(self, groups: Sequence[Sequence[Exchange]]) -> list[list[float | str]]:
         scores: list[list[float | str]] = [[] for _ in groups]
@@ -81,26 +83,24 @@ class RewardModel:
                 yield f"its chat template cannot render a sample: {one_line(text)}"
 
     def _scored_part(self, part: Sequence[_Row]) -> Iterator[tuple[Sequence[_Row], Tensor]]:
-        packs = self._packs and can_pack_length(self._model, max(len(row.ids) for row in part))
+        packs = self._scores.packed and can_pack_length(self._model, max(len(row.ids) for row in part))
         for batch in _packed_batches(part, self._budget) if packs else _padded_batches(part, self._budget):
-            yield from self._scored(batch, packs)
+            yield from self._scored(batch, self._scores if packs else self._padded_scores)
 
     @torch.inference_mode()
-    def _scored(self, batch: Sequence[_Row], packs: bool) -> list[tuple[Sequence[_Row], Tensor]]:
-        rows = [row.ids for row in batch]
+    def _scored(self, batch: Sequence[_Row], scores: SequenceScores) -> list[tuple[Sequence[_Row], Tensor]]:
+        shared = zip(batch, _shared(batch), strict=True)
         try:
-            if packs:
-                return [(batch, packed_scores(self._model, rows, _shared(batch), self._pad))]
-            return [(batch, padded_scores(self._model, rows, self._pad))]
+            return [(batch, scores.of([sample_to_score(row.ids, count, self._pad) for row, count in shared]))]
         except torch.OutOfMemoryError:
-            if len(rows) == 1:
+            if len(batch) == 1:
                 raise UserError(
-                    f"{KEY}: {self._name} does not fit into the GPU's memory with a sample of {len(rows[0])} tokens; "
-                    "set train.memory=time_share, or a smaller sampling.kv_memory_gib"
+                    f"{KEY}: {self._name} does not fit into the GPU's memory with a sample of {len(batch[0].ids)} "
+                    "tokens; set train.memory=time_share, or a smaller sampling.kv_memory_gib"
                 ) from None
         torch.cuda.empty_cache()
         half = len(batch) // 2
-        return [*self._scored(batch[:half], packs), *self._scored(batch[half:], packs)]
+        return [*self._scored(batch[:half], scores), *self._scored(batch[half:], scores)]
 
 
 @dataclass(frozen=True, slots=True)
