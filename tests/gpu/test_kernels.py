@@ -80,7 +80,7 @@ def attend_row(q_HD, k_KLD, v_KLD, scale):
     return (weights[:, None] @ v).squeeze(1)
 
 
-def check_attention(case, splits, dtype, scale=0.3):
+def check_attention(case, splits, dtype, scale=0.3, tolerance=None):
     q, k, v, k_cache, v_cache, table, slots, positions = case
     page = k_cache.shape[2]
     before = k_cache.clone(), v_cache.clone()
@@ -94,7 +94,8 @@ def check_attention(case, splits, dtype, scale=0.3):
     for b, (slot, position) in places:
         keys, values = (in_order(cache, table, slot)[:, : position + 1] for cache in (k_cache, v_cache))
         expected = attend_row(q[b], keys, values, scale)
-        torch.testing.assert_close(out[b].double(), expected, rtol=rounding(dtype), atol=rounding(dtype))
+        most = rounding(dtype) if tolerance is None else tolerance
+        torch.testing.assert_close(out[b].double(), expected, rtol=most, atol=most)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -119,7 +120,8 @@ def test_rows_that_share_pages_read_the_same_keys():
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_attention_with_large_scores(dtype):
     q, *rest = cached_case([5, 70, 129], 2, 3, 64, dtype)
-    check_attention((q * 10, *rest), 2, dtype, scale=1.0)
+    # A score of a few hundred has an error of a few 1e-5 in float32, and so has its exponential.
+    check_attention((q * 10, *rest), 2, dtype, scale=1.0, tolerance=max(rounding(dtype), 2e-4))
 
 
 def test_attention_over_a_cache_whose_heads_are_innermost():
