@@ -96,6 +96,8 @@ def train(
     if resume:
         from dapo_rl.runs.directory import newest_run
 
+        if run is None and recipe is not None and recipe.is_dir():
+            raise UserError(f"--resume: {recipe} is a directory; to resume that run, write --run {recipe} --resume")
         run = run or newest_run()
         config, notes = _resumed_config(run, recipe, overrides)
     else:

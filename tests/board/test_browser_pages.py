@@ -161,6 +161,25 @@ def test_an_evaluation(browser, address):  # noqa: F811
         expect(page.locator("table.settings")).to_contain_text("eval.temperature")
 
 
+def test_only_a_small_p_is_marked(browser, root):  # noqa: F811
+    report = make_evaluation(root / "other")
+    for row, p in zip(report["comparisons"], (0.04, 0.05, None), strict=False):
+        row["p"] = p
+    (root / "other" / "evaluation.json").write_text(json.dumps(report))
+    with served(root) as address:
+        context = browser.new_context()
+        page = context.new_page()
+        page.goto(f"{address}#/evaluation?name=other")
+        cells = page.locator("table.differences tr[data-metric] td:last-child")
+        expect(cells.first).to_have_text("0.040")
+        assert cells.evaluate_all("all => all.slice(0, 3).map((cell) => cell.classList.contains('clear'))") == [
+            True,
+            False,
+            False,
+        ]
+        context.close()
+
+
 def test_a_page_of_nothing(browser, root):  # noqa: F811
     with served(root) as address:
         context = browser.new_context()

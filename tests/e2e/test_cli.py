@@ -77,6 +77,9 @@ def test_mistakes_are_one_line_and_exit_2(tmp_path):
     assert "no directory ./nowhere" in mistake("train", "model.name=./nowhere", "data.train=arithmetic", cwd=tmp_path)
     assert "data.train" in mistake("train", "data.train=missing.jsonl", cwd=tmp_path)
     assert "there is no run in runs/" in mistake("train", "--resume", cwd=tmp_path)
+    directory = tmp_path / "some"
+    directory.mkdir()
+    assert f"write --run {directory} --resume" in mistake("train", "--resume", str(directory), cwd=tmp_path)
     assert "no run here" in mistake("train", "--resume", "--run", "nothing", cwd=tmp_path)
     assert "did you mean tiny?" in mistake("model", "build", "huge", cwd=tmp_path)
     assert "there is nothing to evaluate on; set data.eval, give eval_dataset, or set eval.every=none" in mistake(

@@ -47,6 +47,12 @@ def test_a_goal_is_reached_at_the_first_evaluation():
     assert _goal(RUNS, ["dapo", "trl"], 0.1)["ratio"] is None  # all were there from the start
 
 
+def test_the_ratio_is_of_the_seeds_that_both_have():
+    half = _goal(RUNS[:3], ["dapo", "trl"], 0.5)
+    assert half["dapo"]["seconds"] == [10.0, 12.0]
+    assert half["ratio"] == 60 / 10
+
+
 def test_every_seed_is_printed():
     out = io.StringIO()
     goals = [_goal(RUNS, ["dapo", "trl"], goal) for goal in (0.5, 0.7)]

@@ -148,7 +148,7 @@ function differences(page) {
             h("th", { scope: "row" }, foreign(LABELS[row.metric] ?? row.metric)),
             h("td", { class: "number" }, h("b", {}, change(row.value, row.metric))),
             h("td", { class: "number" }, `${change(row.low, row.metric)} to ${change(row.high, row.metric)}`),
-            h("td", { class: `number ${row.p < 0.05 ? "clear" : ""}` }, shownP(row.p)),
+            h("td", { class: `number ${isNumber(row.p) && row.p < 0.05 ? "clear" : ""}` }, shownP(row.p)),
           );
           if (row.model === before) return [line];
           before = row.model;

@@ -207,7 +207,12 @@ def race(
     accuracy: Annotated[str, typer.Option(help="Accuracies to reach, in percent.")] = "50,60,70",
     timeout: Annotated[float, typer.Option(help="Time limit per run, in seconds.")] = 3600,
     peer_seeds: Annotated[
-        int | None, typer.Option(min=1, help="Runs of the peer.  [default: as --seeds]", show_default=False)
+        int | None,
+        typer.Option(
+            min=1,
+            help="Runs of the peer; ratios compare the seeds that both have.  [default: as --seeds]",
+            show_default=False,
+        ),
     ] = None,
     results: Annotated[
         Path | None, typer.Option(help="Keep each run's result here; runs whose results are here are not repeated.")

@@ -126,7 +126,9 @@ def _goal(runs: Sequence[dict[str, Any]], contenders: Sequence[str], goal: float
             key: [None if point is None else point[key] for point in first] for key in ("seconds", "tokens", "step")
         }
     ratio = None
-    times = [reached[name]["seconds"] for name in contenders]
+    # The peer may have fewer runs: compared are the seeds that all have.
+    seeds = min(len(reached[name]["seconds"]) for name in contenders)
+    times = [reached[name]["seconds"][:seeds] for name in contenders]
     if len(times) == 2 and all(each is not None and each > 0 for own in times for each in own):
         ratio = median(times[1]) / median(times[0])
     return {"accuracy": goal, **reached, "ratio": ratio}
