@@ -27,6 +27,8 @@ AREAL = "gconfig: {n_samples: 4}\ntrain_dataset: {path: d, batch_size: 16}\n"
         ("a.yaml", "data: {image_key: pictures}\nactor_rollout_ref: {rollout: {n: 8}}\n", "images (data.image_key="),
         ("a.sh", SWIFT + "--model OpenGVLab/InternVL3-8B", "images (model=OpenGVLab/InternVL3-8B is a vision-language"),
         ("a.sh", "swift rlhf --rlhf_type gkd --model m --dataset d", "distillation by another loss (rlhf_type=gkd)"),
+        ("a.sh", "python trl/scripts/rloo.py --model_name_or_path m --dataset_name d", "TRL's RLOO trainer (rloo.py)"),
+        ("a.sh", "trl rloo --model_name_or_path m --dataset_name d", "TRL's RLOO trainer (trl rloo)"),
         ("a.yaml", AREAL + "actor: {path: llava-hf/llava-1.5-7b-hf}", "images (actor.path=llava-hf/llava-1.5-7b-hf"),
         ("a.yaml", AREAL + "teacher: {path: t}", "distillation by another loss (teacher.path=t)"),
         ("a.yaml", "train_dataset: {path: d, type: sft}\nactor: {path: m}", "supervised fine-tuning (train_dataset."),

@@ -33,6 +33,7 @@ _OTHERS = (
     (r"\b(swift|trl) (dpo|kto|orpo|cpo)\b|\b(online_)?(dpo|kto|bco|orpo|cpo|xpo)(_\w+)?\.py\b", "PREFERENCES"),
     (r"\btrl reward\b|\breward_modeling\.py\b", "REWARD_MODELS"),
     (r"\btrl gkd\b|\bgkd(_\w+)?\.py\b", "TEACHER"),
+    (r"\btrl rloo\b|\brloo(_\w+)?\.py\b", "RLOO"),
 )
 """Commands that train in another way."""
 _OF_SERVER = ("multi_turn_scheduler", "use_gym_env", "gym_env", "agent_template", "max_turns")

@@ -22,6 +22,7 @@ FEATURES = {
     "ROLLOUTS": ("rollout functions", "write it as an environment or an agent (docs/environments.md)"),
     "SFT": ("supervised fine-tuning", "dapo-rl trains by reinforcement learning with verifiable rewards"),
     "PREFERENCES": ("learning from preferences", "dapo-rl learns from the rewards of a verifier"),
+    "RLOO": ("TRL's RLOO trainer", "convert a GRPO run and set algo.normalize: leave-one-out, RLOO's baseline"),
     "REWARD_MODELS": ("training a reward model", "dapo-rl trains policies with the rewards of a verifier"),
 }
 """Title and alternative of each missing feature, by its name in the tables of settings."""
