@@ -7,7 +7,7 @@ a step trains on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Protocol
@@ -472,6 +472,10 @@ class Verifier(Protocol):
     """Judges the samples of one prompt. It must not raise, whatever the responses contain."""
 
     def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]: ...
+
+
+Drops = Callable[[Sequence[Verdict]], bool]
+"""Whether a group with these verdicts is dropped."""
 
 
 class Pending(Protocol):

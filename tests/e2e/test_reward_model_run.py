@@ -1,5 +1,6 @@
 """Reward models in runs: from settings, from TRL's arguments, and in `dapo verify` and `dapo check`."""
 
+import pyarrow.parquet as pq
 import pytest
 from reward_models import classifier, save_classifier
 from support import SMALL, tokenizer
@@ -8,6 +9,7 @@ from dapo_rl import Config, DAPOTrainer
 from dapo_rl.config import WeightedVerifier
 from dapo_rl.lab.verify import dry_run
 from dapo_rl.memory.check import find_memory, memory_report
+from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.slow
@@ -36,6 +38,24 @@ def test_the_same_seed_gives_the_same_run(reward_model, tmp_path):
     for one, other in zip(first, second, strict=True):
         assert one["reward/rm/std"] > 0
         assert {k: v for k, v in one.items() if v == v} == {k: v for k, v in other.items() if v == v}
+
+
+def test_groups_that_correctness_drops_are_not_scored_and_the_run_is_the_same(reward_model, tmp_path, monkeypatch):
+    verifier = f"reward.verifier=[math, {{verifier: 'model:{reward_model}', weight: 0.5}}]"
+    skipping = rows(tmp_path / "a", verifier, "sampling.metric=correct")
+    monkeypatch.setattr(VerifierPool, "skips_dropped", False)
+    scoring = rows(tmp_path / "b", verifier, "sampling.metric=correct")
+    assert [row["actor/pg_loss"] for row in skipping] == [row["actor/pg_loss"] for row in scoring]
+    assert [row["reward/math/mean"] for row in skipping] == [row["reward/math/mean"] for row in scoring]
+    assert [row["reward/rm/mean"] for row in skipping] != [row["reward/rm/mean"] for row in scoring]
+    ours, theirs = (
+        [row for f in sorted((tmp_path / name / "rollouts").iterdir()) for row in pq.read_table(f).to_pylist()]
+        for name in "ab"
+    )
+    assert {row["fate"] for row in ours} >= {"kept", "all_wrong"}
+    for mine, other in zip(ours, theirs, strict=True):
+        assert (mine["token_ids"], mine["fate"]) == (other["token_ids"], other["fate"])
+        assert (mine["score"] == other["score"]) == (mine["fate"] == "kept")
 
 
 def length(completions, **columns):

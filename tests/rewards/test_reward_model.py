@@ -8,6 +8,7 @@ from reward_models import classifier, save_classifier, save_language_model, word
 from support import make_prompt, tokenizer
 
 from dapo_rl.config import Config, RewardSettings
+from dapo_rl.envs import OneTurn
 from dapo_rl.errors import UserError
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.model_verifier import Exchange, GivenModel, ModelVerifier
@@ -117,6 +118,52 @@ def test_groups_that_wait_are_scored_together_and_dropped_ones_never():
     assert [v.score for v in third.result()] == [3, 3]
     assert [v.score for v in first.result()] == [1, 1]
     assert [[[each.said[0]["content"] for each in group] for group in groups] for groups in asked] == [[["1"], ["3"]]]
+
+
+def test_a_group_that_others_drop_is_not_scored(tmp_path):
+    asked = []
+
+    class Counting:
+        def score(self, groups):
+            asked.extend(each.said[0]["content"] for group in groups for each in group)
+            return [[0.5 for _ in group] for group in groups]
+
+        def release_memory(self):
+            pass
+
+    verifier = MixedVerifier(
+        [build_verifier(RewardSettings(verifier="math")), ModelVerifier(GivenModel("rm"), RewardSettings(), "rm")],
+        [1.0, 2.0],
+        ["math", "rm"],
+        [None, None],
+        RewardSettings(),
+        {},
+    )
+    prompt = make_prompt("p", answer="2")
+    pool = VerifierPool(verifier, RewardSettings(workers=0))
+    pool.load_models(lambda given: Counting())
+    judge = OneTurn(pool, drops=lambda verdicts: len({verdict.correct for verdict in verdicts}) == 1)
+
+    def group(*numbers):
+        return judge.step(prompt, [Trajectory.of_text(f"Answer: {number}") for number in numbers])
+
+    wrong, mixed, right = group(3, 4), group(2, 5), group(2, 2.0)
+    assert [[part.name for part in verdict.parts] for verdict in mixed.result()] == [["math", "rm"]] * 2
+    assert [verdict.score for verdict in mixed.result()] == [2.0, 0.0]
+    for dropped in (wrong, right):
+        assert [[part.name for part in verdict.parts] for verdict in dropped.result()] == [["math"]] * 2
+    assert [verdict.correct for verdict in wrong.result()] == [False, False]
+    assert asked == ["Answer: 2", "Answer: 5"]
+    for all_scored in (OneTurn(pool).step(prompt, [Trajectory.of_text("3")]), pool.submit(prompt, [])):
+        all_scored.result()
+    assert asked[2:] == ["3"]
+
+
+def test_a_model_that_decides_what_is_correct_scores_every_group(saved):
+    path, _ = saved
+    pool = pool_for([{"verifier": f"model:{path}"}, {"verifier": "math"}])
+    ticket = pool.submit(make_prompt("p", answer="2"), [Trajectory.of_text("3")] * 2, drops=lambda verdicts: True)
+    assert [len(verdict.parts) for verdict in ticket.result()] == [2, 2]
 
 
 @pytest.mark.parametrize(

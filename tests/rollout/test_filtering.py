@@ -9,7 +9,7 @@ from dapo_rl.base.saved import parse_state
 from dapo_rl.config import SamplingSettings
 from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.errors import CapReachedError
-from dapo_rl.rollout.dynamic_sampling import Grading
+from dapo_rl.rollout.dynamic_sampling import Grading, drops_alike
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.rollout.sampler_state import SavedSampler
 from dapo_rl.types import RewardPart, Verdict
@@ -207,3 +207,23 @@ def test_a_reward_of_weight_0_does_not_count():
 def test_explicit_settings_win_with_several_rewards(metric, first):
     found, notes = outcomes(ALL_RIGHT, MIXED, MIXED, metric=metric)
     assert (found[0], found[1], notes) == (first, "kept", ())
+
+
+@pytest.mark.parametrize(
+    ("changes", "drops"),
+    [
+        ({"metric": "correct"}, True),
+        ({"metric": "auto"}, False),
+        ({"metric": "score"}, False),
+        ({"metric": "correct", "dynamic": False}, False),
+        ({"metric": "correct", "on_cap": "fill"}, False),
+        ({"metric": "correct", "on_cap": "partial"}, True),
+    ],
+)
+def test_only_correctness_drops_groups_whatever_their_rewards(changes, drops):
+    """Groups that may fill up a batch need their rewards."""
+    found = drops_alike(SamplingSettings(**changes))
+    assert (found is not None) == drops
+    if found is not None:
+        right, wrong = Verdict(1.0, True, "correct"), Verdict(1.0, False, "wrong")
+        assert [found([right, right]), found([wrong, wrong]), found([right, wrong])] == [True, True, False]

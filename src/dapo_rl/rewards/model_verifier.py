@@ -61,6 +61,8 @@ class _Scores:
     verifier: ModelVerifier
     prompt: Prompt
     samples: Sequence[Trajectory]
+    dropped: Callable[[], bool]
+    """Whether the group is dropped by other verdicts, so that nobody reads these."""
     futures: Sequence[Future[Any]] = ()
     verdicts: list[Verdict] = field(default_factory=list)
 
@@ -76,6 +78,8 @@ class _Scores:
 class ModelVerifier(Served):
     """Scores with a reward model. A sample is correct if its score is above `reward.threshold`."""
 
+    works_when_read = True
+
     def __init__(self, given: GivenModel, settings: RewardSettings, name: str) -> None:
         self.given, self.settings, self.name = given, settings, name
         self._scorer: Scorer | None = None
@@ -85,8 +89,10 @@ class ModelVerifier(Served):
     def load(self, loader: Callable[[GivenModel], Scorer]) -> None:
         self._scorer = loader(self.given)
 
-    def submit(self, prompt: Prompt, samples: Sequence[Trajectory]) -> _Scores:
-        scores = _Scores(self, prompt, tuple(samples))
+    def submit(
+        self, prompt: Prompt, samples: Sequence[Trajectory], dropped: Callable[[], bool] = lambda: False
+    ) -> _Scores:
+        scores = _Scores(self, prompt, tuple(samples), dropped)
         self._waiting.append(weakref.ref(scores))
         return scores
 
@@ -94,7 +100,7 @@ class ModelVerifier(Served):
         """Gives all groups that wait their verdicts."""
         if self._scorer is None:
             raise UserError(f"reward.verifier: the reward model {self.given.name} is not loaded here")
-        waiting = [scores for ref in self._waiting if (scores := ref()) is not None]
+        waiting = [scores for ref in self._waiting if (scores := ref()) is not None and not scores.dropped()]
         exchanges = [[exchange_of(scores.prompt, sample) for sample in scores.samples] for scores in waiting]
         different = [{repr(each): each for each in group} for group in exchanges]
         found = self._scorer.score([list(group.values()) for group in different])

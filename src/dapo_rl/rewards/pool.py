@@ -21,7 +21,7 @@ from dapo_rl.rewards.served import MixedTicket, MixedVerifier, Served
 from dapo_rl.rewards.service import Reply, decode_reply, encode_call, verifier_service
 from dapo_rl.rewards.trainer_state import AT_START, RewardState
 from dapo_rl.rewards.validation import failure, limit_of, trait, user_errors, verify
-from dapo_rl.types import FinishReason, Prompt, Trajectory, Verdict, Verifier
+from dapo_rl.types import Drops, FinishReason, Prompt, Trajectory, Verdict, Verifier
 from dapo_rl.workers import WorkerClient, WorkerFailedError, WorkerPool
 
 Ticket = Future[list[Verdict]]
@@ -39,6 +39,9 @@ class VerifierPool:
     called separately, so that only the sample at fault fails.
     State that a function keeps between calls is separate in each worker.
     """
+
+    skips_dropped = True
+    """`submit` takes `drops`."""
 
     def __init__(self, verifier: Verifier, settings: RewardSettings) -> None:
         self.verifier = verifier
@@ -73,14 +76,19 @@ class VerifierPool:
     def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
         return self.submit(prompt, samples).result()
 
-    def submit(self, prompt: Prompt, samples: Sequence[Trajectory]) -> Ticket | MixedTicket:
-        """A ticket whose `result()` waits for the verdicts."""
+    def submit(self, prompt: Prompt, samples: Sequence[Trajectory], drops: Drops | None = None) -> Ticket | MixedTicket:
+        """A ticket whose `result()` waits for the verdicts. Reward models do not score a group that the verdicts of
+        workers already drop."""
         if self._mixed is None:
             assert self._calls is not None
             return self._submit(self._calls, prompt, samples)
         local = None if self._calls is None else self._submit(self._calls, prompt, samples)
-        served = [each.submit(prompt, samples) for each in self._mixed.served.values()]
-        return MixedTicket(self._mixed, local, served, len(samples))
+        dropped = functools.partial(self._mixed.is_dropped, local, drops)
+        served = [
+            each.submit(prompt, samples, dropped) if isinstance(each, ModelVerifier) else each.submit(prompt, samples)
+            for each in self._mixed.served.values()
+        ]
+        return MixedTicket(self._mixed, local, served, len(samples), dropped)
 
     def _submit(self, calls: _Calls, prompt: Prompt, samples: Sequence[Trajectory]) -> Ticket:
         """It can be cancelled until a worker has taken it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 from dapo_rl.config import RewardSettings
 from dapo_rl.rewards.combined import CombinedVerifier, checked_weights, limited, with_all_metrics
 from dapo_rl.rewards.validation import trait
-from dapo_rl.types import Pending, Prompt, RewardPart, Trajectory, Verdict, Verifier
+from dapo_rl.types import Drops, Pending, Prompt, RewardPart, Trajectory, Verdict, Verifier
 
 AGREE_WITH = "agree_with."
 """The names of rules that a judge is compared with; they are not part of the reward."""
@@ -23,6 +23,8 @@ class Served:
     name = ""
     """Of its curve."""
     needs_answer = False
+    works_when_read = False
+    """Whether it begins when verdicts are read; until then, a group that others drop costs nothing."""
     agree_with: str | None = None
     """A verifier whose verdicts are compared with its own."""
 
@@ -105,20 +107,29 @@ class MixedVerifier:
     def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
         """Here and now, without worker processes."""
         local = None if self.local is None else self.local(prompt, samples)
-        return self.joined(local, [each(prompt, samples) for each in self.served.values()], len(samples))
+        return self.joined(local, {name: each(prompt, samples) for name, each in self.served.items()}, len(samples))
 
     def check(self, prompts: Sequence[Prompt]) -> None:
         if self.local is not None:
             self.local.check(prompts)
 
-    def joined(self, local: Sequence[Verdict] | None, served: Sequence[Sequence[Verdict]], count: int) -> list[Verdict]:
-        """The verdicts on samples, from those of the workers and of each served verifier."""
+    def is_dropped(self, local: Future[list[Verdict]] | None, drops: Drops | None) -> bool:
+        """Whether a group is dropped by the verdicts of workers, if these are there and decide what is correct."""
+        if drops is None or local is None or not local.done() or local.cancelled() or local.exception() is not None:
+            return False
+        verdicts, first = local.result(), self.names[0]
+        return all(any(part.name == first for part in verdict.parts) for verdict in verdicts) and drops(verdicts)
+
+    def joined(
+        self, local: Sequence[Verdict] | None, served: Mapping[str, Sequence[Verdict]], count: int
+    ) -> list[Verdict]:
+        """The verdicts on samples, from those of the workers and of each served verifier that was asked."""
         of_workers = [None] * count if local is None else list(local)
         verdicts = [
-            self._joined(own, dict(zip(self.served, others, strict=True)))
-            for own, *others in zip(of_workers, *served, strict=True)
+            self._joined(own, dict(zip(served, others, strict=True)))
+            for own, *others in zip(of_workers, *served.values(), strict=True)
         ]
-        metrics = [verdict.metrics for opinion in (local or (), *served) for verdict in opinion]
+        metrics = [verdict.metrics for opinion in (local or (), *served.values()) for verdict in opinion]
         return with_all_metrics(verdicts, metrics)
 
     def _joined(self, local: Verdict | None, served: Mapping[str, Verdict]) -> Verdict:
@@ -151,6 +162,8 @@ class MixedTicket:
     local: Pending | None
     served: Sequence[Pending]
     count: int
+    dropped: Callable[[], bool]
+    """Whether the verdicts of workers are there, and drop the group."""
 
     @property
     def futures(self) -> Sequence[Future[Any]]:
@@ -163,4 +176,6 @@ class MixedTicket:
 
     def result(self) -> list[Verdict]:
         local = None if self.local is None else self.local.result()
-        return self.verifier.joined(local, [each.result() for each in self.served], self.count)
+        dropped, named = self.dropped(), zip(self.verifier.served.items(), self.served, strict=True)
+        served = {name: pending.result() for (name, each), pending in named if not (dropped and each.works_when_read)}
+        return self.verifier.joined(local, served, self.count)

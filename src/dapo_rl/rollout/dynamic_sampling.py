@@ -28,7 +28,7 @@ from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import UserError
 from dapo_rl.objectives.advantages import dynamic_sampling_filter
 from dapo_rl.outcomes import Outcome
-from dapo_rl.types import Group, Verdict
+from dapo_rl.types import Drops, Group, Verdict
 
 GroupFilter = Callable[[Group], bool]
 
@@ -124,6 +124,13 @@ def alike(verdicts: Sequence[Verdict]) -> Outcome | None:
     if dynamic_sampling_filter(torch.tensor([correct])).item():
         return None
     return "all_correct" if correct[0] else "all_wrong"
+
+
+def drops_alike(settings: SamplingSettings) -> Drops | None:
+    """Whether correctness alone drops a group, so that its rewards are of no use; None if they may be."""
+    if not settings.dynamic or settings.metric != "correct" or settings.on_cap == "fill":
+        return None
+    return lambda verdicts: alike(verdicts) is not None
 
 
 def no_reward_differs(verdicts: Sequence[Verdict]) -> Outcome | None:

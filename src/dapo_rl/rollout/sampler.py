@@ -31,7 +31,7 @@ from dapo_rl.outcomes import Outcome
 from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.batch_builder import Admission, BatchBuilder, FailedBatch, PausedBatch, SampledBatch, at_cap
 from dapo_rl.rollout.conversation import Conversations
-from dapo_rl.rollout.dynamic_sampling import Grading, GroupFilter, has_spread, outcome_of
+from dapo_rl.rollout.dynamic_sampling import Grading, GroupFilter, drops_alike, has_spread, outcome_of
 from dapo_rl.rollout.environment_failures import check_failures
 from dapo_rl.rollout.episodes import Episodes
 from dapo_rl.rollout.pending_steps import check_nothing
@@ -100,7 +100,7 @@ class Sampler:
 
         self._episodes = Episodes(
             engine,
-            None if verifier is None else OneTurn(verifier),
+            None if verifier is None else OneTurn(verifier, drops_alike(settings)),
             request,
             longest=settings.max_new_tokens,
             waits=settings.wait_for_verdicts,
