@@ -194,6 +194,7 @@ def test_a_setting_of_another_library_is_named_as_it_is_here(override, expected)
         (["engine=vllm", "cluster.engine_gpus=2"], "cluster.engine_gpus", "set cluster.placement=separate"),
         (["cluster.weights=direct", "cluster.placement=separate"], "cluster.weights", "set it to broadcast"),
         (["cluster.weights=broadcast"], "cluster.weights", "set it to direct"),
+        (["cluster.backend=ray", "train.memory=keep"], "train.memory", "set cluster.placement=shared"),
     ],
 )
 def test_what_cannot_work_together_names_the_key_and_the_remedy(overrides, key, remedy):
@@ -229,6 +230,9 @@ def test_what_cannot_work_together_names_the_key_and_the_remedy(overrides, key, 
         ["cluster.backend=ray", "cluster.ranks=2", "model.lora.rank=4"],
         ["cluster.backend=ray", "cluster.weights=broadcast", "cluster.placement=separate"],
         ["cluster.backend=ray", "cluster.weights=direct"],
+        ["cluster.backend=ray", "train.memory=keep", "cluster.placement=shared"],
+        ["cluster.backend=ray", "train.memory=auto"],
+        ["train.memory=keep"],
         ["engine=vllm", "cluster.backend=ray", "cluster.engine_gpus=2", "cluster.placement=separate"],
     ],
 )

@@ -109,6 +109,11 @@ def _cluster(config: RunSettings) -> Iterator[str]:
             f"cluster.weights: broadcast with cluster.placement={placement}, where engines are on the GPUs of ranks; "
             "set it to direct, or leave it at store"
         )
+    if cluster.backend is not None and placement == "colocated" and config.train.memory == "keep":
+        yield (
+            "train.memory: keep with cluster.placement=colocated, where engines and ranks take turns with a GPU's "
+            "memory; set cluster.placement=shared, or leave train.memory out"
+        )
     if cluster.backend is not None and lora is not None:
         for name in ("dropout", "use_dora"):
             if given := getattr(lora, name):
