@@ -202,6 +202,21 @@ def test_qwen3_drops_thoughts_before_a_question_but_not_before_the_result_of_a_t
         assert form.suffix(cut, [{"role": "user", "content": "Well?"}], TOOLS) is None
 
 
+@pytest.mark.parametrize(("family", "reads"), [("qwen2.5", False), ("llama-3", False), ("r1", True)])
+def test_earlier_turns_are_searched_for_thoughts_only_if_the_template_drops_them(family, reads, monkeypatch):
+    tokenizer = tokenizer_of(family)
+    form = TemplateFormat(tokenizer, "auto", {})
+    before = [
+        *form.prompt([{"role": "user", "content": "Hi"}]),
+        *encoded(tokenizer, "<think>\nHm.\n</think>\n\nHello."),
+    ]
+    assert form._thought(before) == reads
+    decoding = []
+    monkeypatch.setattr(tokenizer, "decode", lambda *given, **named: decoding.append(given))
+    form.suffix(before, [{"role": "user", "content": "More"}])
+    assert not decoding  # those of r1 are tokens
+
+
 def test_qwen3_without_thinking_goes_on_without_a_fork():
     tokenizer = tokenizer_of("qwen3")
     form = chat_format(tokenizer, template_kwargs={"enable_thinking": False})

@@ -99,7 +99,9 @@ class TemplateFormat:
         return content.removeprefix(THINK).lstrip("\n") if self._opened and content.startswith(THINK) else content
 
     def _thought(self, before: Sequence[int]) -> bool:
-        """Whether there are thoughts in what the policy has seen and written: the template may drop them."""
+        """Whether there are thoughts in what the policy has seen and written, and the template may drop them."""
+        if "think" not in self._template:
+            return False
         added = self._tokenizer.get_added_vocab()
         if THINK in added and THINK_END in added:
             return added[THINK] in before or added[THINK_END] in before
