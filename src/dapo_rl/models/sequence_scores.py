@@ -25,8 +25,8 @@ class SequenceScores(ResponsePass[Scores]):
     """Computes the scores of samples that `sample_to_score` makes."""
 
     def __init__(self, model: Any, *, pad_id: int, packed: bool = True) -> None:
-        """It computes in the type of the model's weights."""
-        super().__init__(model, pad_id=pad_id, dtype=next(model.parameters()).dtype, packed=packed)
+        """It computes in the type of the model's weights; what is not packed, by the model as it is."""
+        super().__init__(model, pad_id=pad_id, dtype=next(model.parameters()).dtype, packed=packed, fused=packed)
 
     def of(self, samples: Sequence[Trajectory]) -> Tensor:
         """Their scores, `[B]`, in float32."""
