@@ -16,12 +16,12 @@ from dapo_rl.models.response_logps import ResponsePass, pad, predicting_states
 from dapo_rl.types import IntArray, Trajectory
 
 
-class Scores(NamedTuple):
+class Scored(NamedTuple):
     scores: Tensor
     """`[B]`, in float32."""
 
 
-class SequenceScores(ResponsePass[Scores]):
+class SequenceScores(ResponsePass[Scored]):
     """Computes the scores of samples that `sample_to_score` makes."""
 
     def __init__(self, model: Any, *, pad_id: int, packed: bool = True) -> None:
@@ -33,17 +33,17 @@ class SequenceScores(ResponsePass[Scores]):
         with self.compute(samples) as found:
             return found.scores
 
-    def _packed(self, row: Packed, predictors: Reads, samples: Sequence[Trajectory]) -> Scores:
+    def _packed(self, row: Packed, predictors: Reads, samples: Sequence[Trajectory]) -> Scored:
         states_TH = predicting_states(self._model, row, predictors)
         ends = np.cumsum([len(sample.token_ids) for sample in samples]) - 1
-        return Scores(self._model.score(states_TH[to_device(ends, self.device)])[:, 0].float())
+        return Scored(self._model.score(states_TH[to_device(ends, self.device)])[:, 0].float())
 
-    def _padded(self, samples: Sequence[Trajectory]) -> Scores:
+    def _padded(self, samples: Sequence[Trajectory]) -> Scored:
         """By the model's own forward pass, which finds the last token of a row by the padding."""
         rows = [np.concatenate([sample.prompt_ids, sample.token_ids[:-1]]) for sample in samples]
         ids_BT, mask_BT = pad(rows, self._pad_id, side="right")
         inputs = {"input_ids": ids_BT.to(self.device), "attention_mask": mask_BT.long().to(self.device)}
-        return Scores(self._model(**inputs).logits[:, 0].float())
+        return Scored(self._model(**inputs).logits[:, 0].float())
 
     @torch.no_grad()
     def _why_not_packed(self, longest: int) -> str | None:
