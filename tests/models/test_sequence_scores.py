@@ -1,5 +1,7 @@
 """Packed scores against the model's own."""
 
+from copy import deepcopy
+
 import numpy as np
 import pytest
 import torch
@@ -48,6 +50,12 @@ def test_what_rows_share_is_computed_once(model):
     scored(model, rows, [5, 5, 5])
     hook.remove()
     assert seen[-1] == 5 + 3
+
+
+def test_scores_of_any_size_are_packed(model):
+    large = deepcopy(model)
+    large.score.weight.data *= 1e6
+    assert SequenceScores(large, pad_id=PAD).packed
 
 
 def test_models_that_are_not_causal_or_have_a_shorter_window_are_padded(model):
