@@ -99,7 +99,7 @@ class TemplateFormat:
         return content.removeprefix(THINK).lstrip("\n") if self._opened and content.startswith(THINK) else content
 
     def _thought(self, before: Sequence[int]) -> bool:
-        """Whether there are thoughts in what the policy has seen and written, and the template may drop them."""
+        """Whether the policy has seen or written thoughts that the template may drop."""
         if "think" not in self._template:
             return False
         added = self._tokenizer.get_added_vocab()

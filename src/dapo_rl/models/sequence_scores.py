@@ -25,7 +25,8 @@ class SequenceScores(ResponsePass[Scored]):
     """Computes the scores of samples that `sample_to_score` makes."""
 
     def __init__(self, model: Any, *, pad_id: int, packed: bool = True) -> None:
-        """It computes in the type of the model's weights; what is not packed, by the model as it is."""
+        """Computes in the dtype of the model's weights. Padded samples go through the model's own forward pass, without
+        fused kernels."""
         super().__init__(model, pad_id=pad_id, dtype=next(model.parameters()).dtype, packed=packed, fused=packed)
 
     def of(self, samples: Sequence[Trajectory]) -> Tensor:

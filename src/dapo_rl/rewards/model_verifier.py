@@ -62,7 +62,7 @@ class _Scores:
     prompt: Prompt
     samples: Sequence[Trajectory]
     dropped: Callable[[], bool]
-    """Whether the group is dropped by other verdicts, so that nobody reads these."""
+    """Whether other verdicts drop the group; then it has none of these."""
     futures: Sequence[Future[Any]] = ()
     verdicts: list[Verdict] = field(default_factory=list)
 
@@ -70,6 +70,8 @@ class _Scores:
         return True
 
     def result(self) -> list[Verdict]:
+        if self.dropped():
+            return []
         if not self.verdicts:
             self.verifier.judge_waiting()
         return self.verdicts
@@ -77,8 +79,6 @@ class _Scores:
 
 class ModelVerifier(Served):
     """Scores with a reward model. A sample is correct if its score is above `reward.threshold`."""
-
-    works_when_read = True
 
     def __init__(self, given: GivenModel, settings: RewardSettings, name: str) -> None:
         self.given, self.settings, self.name = given, settings, name

@@ -88,7 +88,7 @@ class VerifierPool:
             each.submit(prompt, samples, dropped) if isinstance(each, ModelVerifier) else each.submit(prompt, samples)
             for each in self._mixed.served.values()
         ]
-        return MixedTicket(self._mixed, local, served, len(samples), dropped)
+        return MixedTicket(self._mixed, local, served, len(samples))
 
     def _submit(self, calls: _Calls, prompt: Prompt, samples: Sequence[Trajectory]) -> Ticket:
         """It can be cancelled until a worker has taken it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,8 +23,6 @@ class Served:
     name = ""
     """Of its curve."""
     needs_answer = False
-    works_when_read = False
-    """Whether it begins when verdicts are read; until then, a group that others drop costs nothing."""
     agree_with: str | None = None
     """A verifier whose verdicts are compared with its own."""
 
@@ -114,7 +112,7 @@ class MixedVerifier:
             self.local.check(prompts)
 
     def is_dropped(self, local: Future[list[Verdict]] | None, drops: Drops | None) -> bool:
-        """Whether a group is dropped by the verdicts of workers, if these are there and decide what is correct."""
+        """Whether the workers' verdicts have arrived, say what is correct, and already drop the group."""
         if drops is None or local is None or not local.done() or local.cancelled() or local.exception() is not None:
             return False
         verdicts, first = local.result(), self.names[0]
@@ -123,7 +121,7 @@ class MixedVerifier:
     def joined(
         self, local: Sequence[Verdict] | None, served: Mapping[str, Sequence[Verdict]], count: int
     ) -> list[Verdict]:
-        """The verdicts on samples, from those of the workers and of each served verifier that was asked."""
+        """The verdicts on samples, from those of the workers and of the served verifiers that gave any."""
         of_workers = [None] * count if local is None else list(local)
         verdicts = [
             self._joined(own, dict(zip(served, others, strict=True)))
@@ -162,8 +160,6 @@ class MixedTicket:
     local: Pending | None
     served: Sequence[Pending]
     count: int
-    dropped: Callable[[], bool]
-    """Whether the verdicts of workers are there, and drop the group."""
 
     @property
     def futures(self) -> Sequence[Future[Any]]:
@@ -176,6 +172,6 @@ class MixedTicket:
 
     def result(self) -> list[Verdict]:
         local = None if self.local is None else self.local.result()
-        dropped, named = self.dropped(), zip(self.verifier.served.items(), self.served, strict=True)
-        served = {name: pending.result() for (name, each), pending in named if not (dropped and each.works_when_read)}
-        return self.verifier.joined(local, served, self.count)
+        answers = zip(self.verifier.served, (pending.result() for pending in self.served), strict=True)
+        # A reward model gives a dropped group no verdicts.
+        return self.verifier.joined(local, {name: verdicts for name, verdicts in answers if verdicts}, self.count)
