@@ -120,7 +120,18 @@ def test_groups_that_wait_are_scored_together_and_dropped_ones_never():
     assert [[[each.said[0]["content"] for each in group] for group in groups] for groups in asked] == [[["1"], ["3"]]]
 
 
-def test_a_group_that_others_drop_is_not_scored(tmp_path):
+def test_whether_a_dropped_group_was_scored_before_makes_no_difference(saved):
+    path, _ = saved
+    (verifier,) = pool_for([{"verifier": f"model:{path}"}]).served
+    known = []
+    late = verifier.submit(make_prompt("p"), [Trajectory.of_text("1")], lambda: bool(known))
+    other = verifier.submit(make_prompt("p"), [Trajectory.of_text("2")])
+    assert len(other.result()) == len(late.result()) == 1
+    known.append("the workers' verdicts, which drop it")
+    assert late.result() == []
+
+
+def test_a_group_that_others_drop_is_not_scored():
     asked = []
 
     class Counting:
