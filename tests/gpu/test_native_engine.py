@@ -118,13 +118,13 @@ def test_the_host_waits_only_for_the_tokens_of_finished_samples(model):
     """After a first round, whose kernels are compiled. Those are read beside the steps that the device still has."""
     engine = NativeEngine(model, tokenizer(), max_batch=9)
     sample(engine, requests())
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
+    torch.cuda.set_sync_debug_mode("warn")  # which warns that it may overlook some
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
             sample(engine, requests())
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
     places = {Path(each.filename).name for each in caught if "synchronizing" in str(each.message)}
     assert places == {"output_processor.py"}
 

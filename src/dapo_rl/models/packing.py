@@ -168,7 +168,7 @@ class Packed:
                     block, tokens = self._tails(chosen)
                 else:
                     tokens = _rectangle([self.sequences[i] for i in chosen])
-                    whole = torch.from_numpy(np.maximum(tokens, 0)).to(self._device)
+                    whole = to_device(np.maximum(tokens, 0), self._device)
                     block = _Block(whole, whole, None)
                 blocks.append(block)
                 queries.append(tokens.ravel())
@@ -176,7 +176,7 @@ class Packed:
         places = np.flatnonzero(everything >= 0)
         positions = np.empty(self.tokens, dtype=np.int64)
         positions[everything[places]] = places
-        return _Blocks(tuple(blocks), torch.from_numpy(positions).to(self._device))
+        return _Blocks(tuple(blocks), to_device(positions, self._device))
 
     def _tails(self, members: Sequence[int]) -> tuple[_Block, _Indices]:
         """A block of sequences aligned at their ends, so that one causal mask fits all; and the query tokens."""
@@ -188,8 +188,8 @@ class Packed:
         is_causal = np.arange(width_k) <= np.arange(width_q)[:, None] + width_k - width_q
         # Finite, because a padding query may have no key at all.
         mask = np.where(is_causal & (keys >= 0)[:, None], 0.0, -1e9).astype(np.float32)
-        q, k = (torch.from_numpy(np.maximum(x, 0)).to(self._device) for x in (queries, keys))
-        return _Block(q, k, torch.from_numpy(mask[:, None]).to(self._device)), queries
+        q, k = (to_device(np.maximum(x, 0), self._device) for x in (queries, keys))
+        return _Block(q, k, to_device(mask[:, None], self._device)), queries
 
 
 @dataclass(frozen=True, slots=True)

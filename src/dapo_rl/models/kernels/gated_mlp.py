@@ -161,7 +161,7 @@ def _activated(g, dtype: tl.constexpr, SILU: tl.constexpr):
     return (g / (1.0 + tl.exp(-slope))).to(dtype).to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _gated_linear_kernel(
     x, weight, out, rows, inner, N, x_t, weight_i,
     SILU: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr, EVEN: tl.constexpr,

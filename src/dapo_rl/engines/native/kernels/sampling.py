@@ -156,7 +156,7 @@ def _draw_kernel(
         )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _advance_kernel(
     tokens, logps, slots, last_token, position, generated, limit, done, heeds_stop, is_stop, out_tokens, out_logps,
     stops, columns, out_stride, rows, CACHED: tl.constexpr, BLOCK: tl.constexpr,
