@@ -3,7 +3,9 @@
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from support import SMALL, make_prompt, make_sample
+from hypothesis import given
+from hypothesis import strategies as st
+from support import REPOSITORY, SMALL, make_prompt, make_sample
 
 from dapo_rl import Config, DAPOTrainer
 from dapo_rl.cli import DEFAULT_RECIPE
@@ -153,3 +155,18 @@ def test_the_log_probabilities_of_a_teacher_are_added_by_a_file(tmp_path):
         assert np.shape(row["routing"]) == (len(row["token_ids"]), 2, 3)
     assert all(row["teacher_logps"] is None for row in first if row["fate"] != "kept")
     assert any(np.abs(np.subtract(r["teacher_logps"], r["logps"])).max() > 1e-4 for r in second if r["fate"] == "kept")
+
+
+@given(st.lists(st.booleans(), min_size=4, max_size=16).filter(lambda kinds: len(kinds) % 4 == 0), st.integers(1, 9))
+def test_half_of_each_group_stands_for_all_of_it(kinds, step):
+    verdicts = tuple(Verdict(float(right), right, "correct" if right else "wrong") for right in kinds)
+    samples = tuple(make_sample(3).replace(index=i) for i in range(len(kinds)))
+    made = make_batch([Group(7, make_prompt("p"), samples, verdicts)], Config.build({}), step=step)
+    made = made.with_samples(sample.replace(advantages=1.0) for sample in made.samples)
+    half_groups = CustomTransform(f"{REPOSITORY}/examples/half_groups.py:half_groups", Config.build({}))
+    after = half_groups(made)
+    assert len(after.trained) == len(kinds) / 2
+    assert [s.index for s in half_groups(made).trained] == [s.index for s in after.trained]  # after a resume, too
+    for right in {*kinds}:
+        weight = sum(sample["advantages"][0] for sample in after.trained if sample.correct == right)
+        assert weight == pytest.approx(kinds.count(right) / 2)
