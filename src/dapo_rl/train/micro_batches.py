@@ -39,8 +39,6 @@ def packed_batches(samples: Sequence[Trajectory], budget: int) -> list[list[int]
 
 
 class _Length(NamedTuple):
-    """The length of a sample, with the index of its prompt."""
-
     prompt: int
     prompt_tokens: int
     own_tokens: int
