@@ -69,7 +69,6 @@ class RunTraining:
         return summary
 
     def track(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Sends metrics to the trackers, while the run is training."""
         if self._trackers is not None:
             self._trackers.log(step, metrics)
 
@@ -111,7 +110,6 @@ class RunTraining:
         config, progress = run.config, run.progress
         trackers = Trackers(config.log.trackers, directory.path, config.resolved(), progress.step, display.note)
         self._trackers = trackers
-        recover = self._restarts()
         training = loop.Training(
             config=config,
             engine=run.engine,
@@ -137,9 +135,9 @@ class RunTraining:
             callbacks=self._callbacks,
             time_share=run.plan.time_share,
             critic=run.critic,
-            verifiers=run.verifier,
+            verifier=run.verifier,
             coefficients=run.coefficients,
-            recover=recover,
+            recover=self._restarts(),
         )
         with display:
             display.start(config.train.steps, config, run.description, progress.step)
@@ -158,7 +156,7 @@ class RunTraining:
                 # Without the model, the board still needs its tokenizer to show rollouts.
                 export = run.policy.export if config.checkpoint.save_final else run.tokenizer.save_pretrained
                 with unsaved.at_the_end(MODEL):
-                    loop.with_restarts(partial(save_result, export, directory.model_path), recover)
+                    loop.with_restarts(partial(save_result, export, directory.model_path), training.recover)
             with unsaved.trying("metrics.jsonl", "some lines are missing"):
                 directory.finish_log()
             summary = self._write_results()
@@ -178,7 +176,6 @@ class RunTraining:
         self._checkpoints.start(run.progress.step, (*run.parts, self._log), run.config, unchanged=run.learners)
 
     def _restarts(self) -> loop.Recover | None:
-        """How the run recovers from the loss of a rank, if it has ranks."""
         run = self._run
         if run.restart is None:
             return None
@@ -208,7 +205,6 @@ class RunTraining:
         )
 
     def _written(self, summary: Mapping[str, Any]) -> str:
-        """What a run that could not write everything has written."""
         there = [f"the model is in {self._directory.model_path}"] if "model" in summary["paths"] else []
         latest = self._checkpoints.latest()
         there.append(f"--resume continues from {latest.path}" if latest else "there is no checkpoint to resume from")
@@ -216,7 +212,6 @@ class RunTraining:
 
     @contextmanager
     def _recorded_notes(self) -> Iterator[Notes]:
-        """Records the notes that the display shows."""
         progress = self._run.progress
         self._display.notes = Notes(self._directory.path, step=lambda: progress.current)
         try:
