@@ -27,8 +27,7 @@ from dapo_rl.objectives.losses import TokenLosses
 from dapo_rl.run.build_policy import build_critic, build_policy, memory_plan
 from dapo_rl.run.inputs import TrainerInputs
 from dapo_rl.runs.display import Display
-from dapo_rl.train.critic import HFCritic
-from dapo_rl.train.critic_start import first_critic
+from dapo_rl.train.critic import HFCritic, first_critic
 from dapo_rl.train.policy import HFPolicy
 
 
@@ -48,13 +47,11 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The parts that compute."""
-
     engine: Engine
     policy: HFPolicy | DistributedPolicy
     critic: HFCritic | DistributedCritic | None
     plan: MemoryPlan
-    restart: Callable[[], None] | None = None
+    restart: Callable[[], None] | None
     """Starts the ranks again, if there are ranks."""
 
 
@@ -76,13 +73,11 @@ class Backend:
         return self._inputs.device(self._config)
 
     def load(self, settings: ModelSettings) -> tuple[Any, Any]:
-        """The model and tokenizer for this process."""
         return load_model(settings)
 
     def build(
         self, config: Config, loaded: LoadedModel, losses: TokenLosses, resources: ExitStack, display: Display
     ) -> Workers:
-        """Builds the workers; `resources` close them."""
         model, tokenizer, longest = loaded.model, loaded.tokenizer, loaded.longest
         plan = memory_plan(config, model, longest, can_release_memory(config.engine, next(model.parameters()).device))
         values = None
@@ -93,7 +88,7 @@ class Backend:
         resources.callback(engine.close)
         policy = build_policy(model, tokenizer, config, longest, losses, loaded.save_dtype, plan)
         critic = None if values is None else build_critic(values, tokenizer, config, longest, plan, policy.packed)
-        return Workers(engine, policy, critic, plan)
+        return Workers(engine, policy, critic, plan, None)
 
 
 def prepare_lora(config: Config, loaded: LoadedModel) -> Any:
@@ -115,7 +110,6 @@ def prepare_lora(config: Config, loaded: LoadedModel) -> Any:
 def build_local_engine(
     config: Config, inputs: TrainerInputs, loaded: LoadedModel, sampled: Any, plan: MemoryPlan
 ) -> Engine:
-    """Builds the engine; it samples from `sampled`."""
     model = loaded.model
     if inputs.engine is not None and is_engine(inputs.engine):
         engine = CustomEngine(inputs.engine, config.engine, vocabulary_of(model))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -13,12 +12,11 @@ from dapo_rl.memory.model_size import ModelSize
 from dapo_rl.memory.one_gpu import MemoryPlan, PlanSettings, plan_memory
 from dapo_rl.memory.sizes import RUNTIME, RunSizes, run_sizes
 from dapo_rl.models.load import compute_dtype, pad_id
-from dapo_rl.models.lora import has_lora, is_adapted, merged_copy
 from dapo_rl.models.recompute import can_recompute
 from dapo_rl.objectives.losses import TokenLosses
 from dapo_rl.train.critic import HFCritic
 from dapo_rl.train.policy import HFPolicy
-from dapo_rl.train.teacher import load_teacher
+from dapo_rl.train.reference import build_reference
 
 
 def build_policy(
@@ -46,7 +44,8 @@ def build_policy(
         time_share=plan.time_share,
         longest=longest,
         dtype=compute_dtype(config.model, next(model.parameters()).device),
-        reference=_reference(model, tokenizer, config, in_turns=plan.time_share),
+        # In turns, a teacher is on the host until it scores.
+        reference=build_reference(model, tokenizer, config, "cpu" if plan.time_share else None),
         losses=losses,
         tokenizer=tokenizer,
         settings=config.model,
@@ -68,21 +67,6 @@ def build_critic(model: Any, tokenizer: Any, config: Config, longest: int, plan:
         longest=longest,
         dtype=compute_dtype(config.model, next(model.parameters()).device),
     )
-
-
-def _reference(model: Any, tokenizer: Any, config: Config, *, in_turns: bool) -> Any:
-    """The frozen model that samples are scored by, besides the policy; None if there is none. In turns, a teacher is on
-    the host until it scores."""
-    if config.teacher.loaded:
-        return load_teacher(config, tokenizer, "cpu" if in_turns else None)
-    return reference_of(model) if config.needs_reference else None
-
-
-def reference_of(model: Any) -> Any:
-    """A frozen copy of the model. A model whose adapters are new contains its own reference."""
-    if has_lora(model):
-        return merged_copy(model) if is_adapted(model) else model
-    return copy.deepcopy(model).requires_grad_(False)
 
 
 def memory_plan(
