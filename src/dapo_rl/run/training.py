@@ -145,6 +145,7 @@ class RunTraining:
                 display.note(note)
             try:
                 loop.train(training)
+                self._save_model(training)
             except Exception:
                 with suppress(Exception):  # the error that ends the run is the one to show
                     self._write_results(failed=True)
@@ -152,16 +153,26 @@ class RunTraining:
             finally:
                 self._trackers = None
                 trackers.close()
-            if progress.is_done(config.train.steps):
-                # Without the model, the board still needs its tokenizer to show rollouts.
-                export = run.policy.export if config.checkpoint.save_final else run.tokenizer.save_pretrained
-                with unsaved.at_the_end(MODEL):
-                    loop.with_restarts(partial(save_result, export, directory.model_path), training.recover)
             with unsaved.trying("metrics.jsonl", "some lines are missing"):
                 directory.finish_log()
             summary = self._write_results()
             display.finish(summary)
         return summary
+
+    def _save_model(self, training: loop.Training) -> None:
+        """Saves the model of a run that has made its last step."""
+        run = self._run
+        # Without the model, the board still needs its tokenizer to show rollouts.
+        export = run.policy.export if run.config.checkpoint.save_final else run.tokenizer.save_pretrained
+
+        def save() -> None:
+            loop.train_to_end(training)  # a rank was lost in the export, and the last checkpoint is of an earlier step
+            if run.progress.is_done(run.config.train.steps):
+                save_result(export, self._directory.model_path)
+
+        if run.progress.is_done(run.config.train.steps):
+            with self._unsaved.at_the_end(MODEL):
+                loop.with_restarts(save, training.recover)
 
     def _first_notes(self) -> Iterator[str]:
         run = self._run

@@ -111,7 +111,7 @@ class Training:
 def train(run: Training) -> None:
     """Trains from the current progress to the last step, or until a stop is requested."""
     run.callbacks.train_begin()
-    with_restarts(partial(_to_the_end, run), run.recover)
+    with_restarts(partial(train_to_end, run), run.recover)
     run.callbacks.train_end()
 
 
@@ -129,7 +129,7 @@ def with_restarts(work: Callable[[], None], recover: Recover | None) -> None:
             lost = error
 
 
-def _to_the_end(run: Training) -> None:
+def train_to_end(run: Training) -> None:
     with suppress(StopRequested):
         _train(run)
     run.checkpoints.wait()
