@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from support import THOROUGH
 
 from dapo_rl import Config, DAPOTrainer
+from dapo_rl.cluster.distributed_policy import DistributedPolicy
 from dapo_rl.cluster.restart_ranks import Restarts
 from dapo_rl.errors import RankLostError, UserError
 from dapo_rl.runs.display import PlainDisplay
@@ -61,6 +62,34 @@ def test_no_restarts_are_none():
     restarts = Restarts(Ranks().restart, [], None, 0, None, None)
     with pytest.raises(UserError, match=r"^rank 0 is lost, after 0 restarts; continue with --resume; "):
         restarts(RankLostError("rank 0 is lost"))
+
+
+class Started:
+    """Ranks of which some cannot be started."""
+
+    world_size = 1
+
+    def __init__(self, problems):
+        if problem := problems.pop(0):
+            raise RankLostError(problem)
+
+    def call(self, method):
+        return [(None, None)]
+
+    def close(self, *, kill=False):
+        pass
+
+
+def test_a_host_that_ray_takes_for_alive_costs_no_second_restart():
+    on_it = "rank 0 was lost with its host, in start"
+    problems = ["", on_it, "", "2 of 2 ranks did not start", on_it, on_it]
+    policy = DistributedPolicy(lambda: Started(problems))
+    policy.restart()
+    with pytest.raises(RankLostError, match=r"^2 of 2 ranks did not start$"):
+        policy.restart()
+    with pytest.raises(RankLostError, match=f"^{on_it}$"):
+        policy.restart()
+    assert not problems
 
 
 def trained(path):

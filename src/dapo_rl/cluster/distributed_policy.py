@@ -14,10 +14,12 @@ from torch import Tensor
 
 from dapo_rl.base.hashing import CancelledError, DeferredWrite, Digests, IsCancelled
 from dapo_rl.cluster.balance_batch import deal
+from dapo_rl.cluster.exit_reason import HOST_LOST
 from dapo_rl.cluster.ray_ranks import RayRanks
 from dapo_rl.cluster.weights_broadcast import Address, WeightLayout
 from dapo_rl.cluster.weights_ipc import Borrowers
 from dapo_rl.codec import Shipment
+from dapo_rl.errors import RankLostError
 from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.save import done_now
 from dapo_rl.types import Array, FloatArray, Trajectory, Update
@@ -122,7 +124,12 @@ class DistributedPolicy(DistributedLearner):
     def restart(self) -> None:
         """Starts the ranks again, with the model as it was loaded."""
         self._ranks.close(kill=True)
-        self._started = self._start()
+        try:
+            self._started = self._start()
+        except RankLostError as error:
+            if HOST_LOST not in str(error):
+                raise
+            self._started = self._start()  # until then, Ray has taken the host that was lost for alive
 
     def planned(self) -> MemoryPlan:
         """What the ranks keep in GPU memory."""
