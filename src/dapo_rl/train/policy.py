@@ -36,7 +36,7 @@ from dapo_rl.train.off_policy import SCALE, weight_bounds
 from dapo_rl.train.reference import FILE as REFERENCE
 from dapo_rl.train.reference import check_reference, move_towards
 from dapo_rl.train.update_metrics import clipping_sums, update_metrics
-from dapo_rl.types import KEPT_IDS, Array, FloatArray, Trajectory, Update
+from dapo_rl.types import KEPT_IDS, FloatArray, Trajectory, Update
 
 OPTIMIZER = "optimizer.pt"
 
@@ -133,23 +133,21 @@ class HFPolicy(Learner[TokenStats]):
         settings."""
         coefs = coefs or self._coefs
         counts = self._count(samples)
-        diagnostics: list[Mapping[str, Array] | None] = [None] * len(samples)
         if counts.tokens == 0:
-            return Update({}, tuple(diagnostics))
+            return Update({}, (None,) * len(samples))
         places = [i for i, sample in enumerate(samples) if sample.trained_tokens]
         trained = [samples[i] for i in places]
         totals, results, grad_norm = self._learn(
             trained, lr, lambda batch, count: self._backward(batch, counts, count, coefs)
         )
-        for place, of_sample in zip(places, results, strict=True):
-            diagnostics[place] = of_sample
+        columns = dict(zip(places, results, strict=True))
         self._updates += 1
         metrics = update_metrics(totals, counts.tokens, self._algo) | {"actor/grad_norm": grad_norm, "actor/lr": lr}
         if self._algo.has_entropy_bonus:
             metrics["actor/entropy_coef"] = coefs.entropy
         if self._adapts_kl:
             metrics["actor/kl_coef"] = coefs.kl
-        return Update(metrics, tuple(diagnostics), self._take_notes())
+        return Update(metrics, tuple(map(columns.get, range(len(samples)))), self._take_notes())
 
     def save(self, directory: Path) -> DeferredWrite:
         """Copies the weights and the state of the optimizer; the result writes them: `model/`, `optimizer.pt`, and
