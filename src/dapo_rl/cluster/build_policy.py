@@ -24,6 +24,7 @@ from dapo_rl.models.load import find_model, load_model, pad_id, pick_device
 from dapo_rl.models.lora import add_lora
 from dapo_rl.models.recompute import can_recompute
 from dapo_rl.train.critic import first_critic
+from dapo_rl.train.policy import policy_settings
 from dapo_rl.train.random_state import seed_everything
 from dapo_rl.train.reference import build_reference
 
@@ -121,17 +122,8 @@ class RankRecipe:
             "dtype": dtype,
         }
         train = config.train.model_copy(update={"gradient_checkpointing": plan.recompute})
-        policy = PolicyWorker(
-            self._load,
-            temperature=config.sampling.temperature,
-            algo=config.algo,
-            train=train,
-            norm_length=config.norm_length,
-            tokenizer=self.tokenizer,
-            settings=config.model,
-            save_dtype=self.save_dtype,
-            **how,
-        )
+        settings = policy_settings(config, self.tokenizer)
+        policy = PolicyWorker(self._load, train=train, save_dtype=self.save_dtype, **settings, **how)
         policy.plan = plan
         if config.has_critic:
             train = train.model_copy(update={"packed": policy.packed})

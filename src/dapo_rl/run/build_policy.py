@@ -15,7 +15,7 @@ from dapo_rl.models.load import compute_dtype, pad_id
 from dapo_rl.models.recompute import can_recompute
 from dapo_rl.objectives.losses import TokenLosses
 from dapo_rl.train.critic import HFCritic
-from dapo_rl.train.policy import HFPolicy
+from dapo_rl.train.policy import HFPolicy, policy_settings
 from dapo_rl.train.reference import build_reference
 
 
@@ -35,10 +35,7 @@ def build_policy(
     return HFPolicy(
         model,
         pad_id=pad_id(tokenizer),
-        temperature=config.sampling.temperature,
-        algo=config.algo,
         train=config.train.model_copy(update={"gradient_checkpointing": plan.recompute}),
-        norm_length=config.norm_length,
         token_budget=budget or config.token_budget,
         fill_memory=budget is None,
         time_share=plan.time_share,
@@ -47,10 +44,8 @@ def build_policy(
         # In turns, a teacher is on the host until it scores.
         reference=build_reference(model, tokenizer, config, "cpu" if plan.time_share else None),
         losses=losses,
-        tokenizer=tokenizer,
-        settings=config.model,
         save_dtype=save_dtype,
-        seed=config.seed,
+        **policy_settings(config, tokenizer),
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dapo_rl.base.hashing import DeferredWrite
-from dapo_rl.config import AlgoSettings, ModelSettings, TrainSettings
+from dapo_rl.config import AlgoSettings, Config, ModelSettings, TrainSettings
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.errors import NonFiniteError
 from dapo_rl.models.device import to_device
@@ -39,6 +39,18 @@ from dapo_rl.train.update_metrics import clipping_sums, update_metrics
 from dapo_rl.types import KEPT_IDS, FloatArray, Trajectory, Update
 
 OPTIMIZER = "optimizer.pt"
+
+
+def policy_settings(config: Config, tokenizer: Any) -> dict[str, Any]:
+    """The arguments of an `HFPolicy` that follow from the settings alone, in one process and on ranks."""
+    return {
+        "temperature": config.sampling.temperature,
+        "algo": config.algo,
+        "norm_length": config.norm_length,
+        "tokenizer": tokenizer,
+        "settings": config.model,
+        "seed": config.seed,
+    }
 
 
 class HFPolicy(Learner[TokenStats]):
