@@ -50,7 +50,7 @@ def test_engines_on_one_host_divide_its_threads_and_memory(pool_of, engines, thr
 )
 def test_engines_on_gpus_have_a_share_of_one(pool_of, placement, share, gpus, background):
     parts, named = pool_of(GPU, f"cluster.placement={placement}")
-    assert (parts.kv_share, parts.gpu_share, parts.kv_bytes) == (share, share, None)
+    assert (parts.gpu_share, parts.kv_bytes) == (share, None)
     assert parts.releases_memory is (placement == "colocated")
     assert named["options"] == {"num_gpus": gpus}
     assert named["background"] is background
@@ -79,7 +79,7 @@ def parts(monkeypatch):
     ("device", "share", "kv_bytes"), [("cpu", None, 77), ("cpu", 0.25, 77), ("cuda", None, 77), ("cuda", 0.25, 250)]
 )
 def test_a_cache_takes_its_share_of_what_the_weights_leave_on_a_gpu(parts, device, share, kv_bytes):
-    engine = replace(parts, device=device, kv_share=share)(SimpleNamespace(version=0))
+    engine = replace(parts, device=device, gpu_share=share)(SimpleNamespace(version=0))
     assert engine.named["kv_bytes"] == kv_bytes
 
 

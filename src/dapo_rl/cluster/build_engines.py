@@ -43,11 +43,10 @@ class EngineParts:
     device: str
     threads: int
     kv_bytes: int | None = None
-    kv_share: float | None = None
-    """`native`: the cache's share of the GPU memory that the weights leave, instead of `kv_bytes`."""
     releases_memory: bool = False
     gpus: int = 1
     gpu_share: float | None = None
+    """Of the GPU's memory; for `native`, the cache's share of what the weights leave, instead of `kv_bytes`."""
     options: Mapping[str, Any] = field(default_factory=dict)
     directory: str = "."
 
@@ -57,8 +56,8 @@ class EngineParts:
         device = torch.device("cpu" if _spec(self.named).loads_from_disk else self.device)
         model = flesh_out(self.skeleton, weights, device, stored_type(self.named, self.dtype))
         kv_bytes = self.kv_bytes
-        if device.type == "cuda" and self.kv_share is not None:
-            kv_bytes = int(torch.cuda.mem_get_info(device)[0] * self.kv_share)
+        if device.type == "cuda" and self.gpu_share is not None:
+            kv_bytes = int(torch.cuda.mem_get_info(device)[0] * self.gpu_share)
         engine = build_engine(
             self.named,
             model,
@@ -123,7 +122,6 @@ def build_engine_pool(
         device=device.type,
         threads=max(1, torch.get_num_threads() // cluster.engines),
         kv_bytes=None if on_gpu or cluster.engines == 1 else memory_share(device) // cluster.engines,
-        kv_share=_memory_share(cluster),
         releases_memory=takes_turns(config, device),
         gpus=cluster.engine_gpus,
         gpu_share=_memory_share(cluster),
