@@ -23,7 +23,6 @@ from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.load import copy_in, load_empty, load_model
 from dapo_rl.models.lora import add_lora, has_lora, merged_copy, train_adapters
 from dapo_rl.models.weights import ModelWeights
-from dapo_rl.objectives.losses import TokenLosses
 from dapo_rl.run.build_policy import build_critic, build_policy, memory_plan
 from dapo_rl.run.inputs import TrainerInputs
 from dapo_rl.runs.display import Display
@@ -75,9 +74,7 @@ class Backend:
     def load(self, settings: ModelSettings) -> tuple[Any, Any]:
         return load_model(settings)
 
-    def build(
-        self, config: Config, loaded: LoadedModel, losses: TokenLosses, resources: ExitStack, display: Display
-    ) -> Workers:
+    def build(self, config: Config, loaded: LoadedModel, resources: ExitStack, display: Display) -> Workers:
         model, tokenizer, longest = loaded.model, loaded.tokenizer, loaded.longest
         plan = memory_plan(config, model, longest, can_release_memory(config.engine, next(model.parameters()).device))
         values = None
@@ -86,7 +83,7 @@ class Backend:
         sampled = prepare_lora(config, loaded)
         engine = build_local_engine(config, self._inputs, loaded, sampled, plan)
         resources.callback(engine.close)
-        policy = build_policy(model, tokenizer, config, longest, losses, loaded.save_dtype, plan)
+        policy = build_policy(model, tokenizer, config, longest, plan, loaded.save_dtype)
         critic = None if values is None else build_critic(values, tokenizer, config, longest, plan, policy.packed)
         return Workers(engine, policy, critic, plan, None)
 
@@ -150,9 +147,7 @@ class RayBackend(Backend):
     def load(self, settings: ModelSettings) -> tuple[Any, Any]:
         return load_empty(settings)
 
-    def build(
-        self, config: Config, loaded: LoadedModel, losses: TokenLosses, resources: ExitStack, display: Display
-    ) -> Workers:
+    def build(self, config: Config, loaded: LoadedModel, resources: ExitStack, display: Display) -> Workers:
         model, tokenizer, longest, device = loaded.model, loaded.tokenizer, loaded.longest, self.device()
         # Before the engines, so that each rank finds a GPU of its own.
         policy = build_distributed_policy(config, model, tokenizer, longest, loaded.save_dtype)

@@ -139,10 +139,11 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
         config = resolve(config, inputs, backend.device())
         if inputs.has_environment(config):  # settings that fit one turn may not fit the tools that were passed
             config.check_conflicts()
-        losses, advantages = build_losses(config.algo), build_advantages(config.algo, config.overlong.factor)
+        build_losses(config.algo)  # the policy loads it again: a model may take minutes to load
+        advantages = build_advantages(config.algo, config.overlong.factor)
         sources = inputs.sources(config)
         for key, source in sources.items():
-            check_there(source, key)  # a model may take minutes to load
+            check_there(source, key)
         check_apart(*sources.values())
         load_reward_models(verifier, config, backend.device())
         model, tokenizer = model_and_tokenizer(config, inputs, backend.device(), backend.load)
@@ -163,7 +164,7 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
             save_dtype=saved_dtype(config.model, stored),
         )
         teacher = build_teacher(config, model, tokenizer, train_prompts, longest, has_environment=has_environment)
-        workers = backend.build(config, loaded, losses, resources, display)
+        workers = backend.build(config, loaded, resources, display)
         policy, critic = workers.policy, workers.critic
         use_as_judge(verifier, workers.engine, tokenizer, config, loaded.context)
         stream = build_stream(config, train_prompts, model, display)

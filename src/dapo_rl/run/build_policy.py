@@ -13,7 +13,6 @@ from dapo_rl.memory.one_gpu import MemoryPlan, PlanSettings, plan_memory
 from dapo_rl.memory.sizes import RUNTIME, RunSizes, run_sizes
 from dapo_rl.models.load import compute_dtype, pad_id
 from dapo_rl.models.recompute import can_recompute
-from dapo_rl.objectives.losses import TokenLosses
 from dapo_rl.train.critic import HFCritic
 from dapo_rl.train.policy import HFPolicy, policy_settings
 from dapo_rl.train.reference import build_reference
@@ -23,14 +22,12 @@ def build_policy(
     model: Any,
     tokenizer: Any,
     config: Config,
-    longest: int = 0,
-    losses: TokenLosses | None = None,
+    longest: int,
+    plan: MemoryPlan,
     save_dtype: torch.dtype | None = None,
-    plan: MemoryPlan | None = None,
 ) -> HFPolicy:
-    """The policy that a run trains, with its optimizer; `longest` is the longest sample, if known, and `save_dtype`
-    the type of saved models."""
-    plan = plan or MemoryPlan(recompute=config.train.gradient_checkpointing is True)
+    """The policy that a run trains, with its optimizer; `longest` is the longest sample, and `save_dtype` the type of
+    saved models."""
     budget = config.train.token_budget or plan.token_budget
     return HFPolicy(
         model,
@@ -43,7 +40,6 @@ def build_policy(
         dtype=compute_dtype(config.model, next(model.parameters()).device),
         # In turns, a teacher is on the host until it scores.
         reference=build_reference(model, tokenizer, config, "cpu" if plan.time_share else None),
-        losses=losses,
         save_dtype=save_dtype,
         **policy_settings(config, tokenizer),
     )

@@ -27,7 +27,6 @@ from dapo_rl.objectives.aggregation import aggregate
 from dapo_rl.objectives.critic import positive_lm_loss
 from dapo_rl.objectives.importance import above_cap, importance_weights, off_policy_mask
 from dapo_rl.objectives.kl import kl_penalty, sample_means, unbiased_kl
-from dapo_rl.objectives.losses import TokenLosses
 from dapo_rl.train.coefficients import Coefs
 from dapo_rl.train.custom import CustomLoss, build_losses, build_ratio
 from dapo_rl.train.learner import Learner, Tensors, copy_weights, read_checkpoint, total
@@ -66,26 +65,21 @@ class HFPolicy(Learner[TokenStats]):
         train: TrainSettings,
         norm_length: int,
         reference: Any | None = None,
-        losses: TokenLosses | None = None,
         tokenizer: Any = None,
         settings: ModelSettings | None = None,
         save_dtype: torch.dtype | None = None,
         seed: int = 0,
         **how: Any,
     ) -> None:
-        """`how` are further arguments of `Learner`.
-
-        If `reference` is the model itself, the reference policy is the model without its adapters. `losses` is the
-        function that `algo.loss` names, if already loaded. The tokenizer is saved with the weights; `settings` say how
-        adapters are saved, and `save_dtype` is the type of saved models, by default that of the weights. `seed` is that
-        of the adapters' dropout.
-        """
+        """If `reference` is the model itself, the reference policy is the model without its adapters. The tokenizer is
+        saved with the weights; `settings` say how adapters are saved, and `save_dtype` is the type of saved models, by
+        default that of the weights. `seed` is that of the adapters' dropout. The others are arguments of `Learner`."""
         self._seed, self._updates = seed, 0
         self._synced = None if algo.ref_sync_steps is None or reference is model else reference
         self._tokenizer, self._settings = tokenizer, settings or ModelSettings()
         self._save_dtype = save_dtype
         self._algo = algo
-        self._losses = losses or build_losses(algo)
+        self._losses = build_losses(algo)
         self._ratio_of = build_ratio(algo)
         self._adapts_kl = algo.kl_target is not None and algo.kl_in == "loss"
         self._norm_length = norm_length
