@@ -132,13 +132,16 @@ class LearnerWorker(Learner[Stats]):
 
     def load(self, directory: Path) -> None:
         """Loads what any number of ranks wrote. A NonFiniteError leaves the policy unchanged."""
-        loaded = read_shards(directory, self.shards, self.model, self.optimizer, self._talk, self._synced)
-        if loaded.extra.get("frozen") != self._frozen:
+        how = (self.model, self.optimizer, self._talk, self._synced)
+        stored, own, extra = read_shards(directory, self.shards, *how)
+        if extra.get("frozen") != self._frozen:
             other = "the weights that are not trained are others"
             raise UserError(f"{directory}: belongs to a different model: {other}; resume with the run's own model")
-        self._agree_finite({name: local_part(value) for name, value in loaded.tensors.items()}, "its tensors")
-        loaded.restore()
-        if (lowered := loaded.extra["lowered_budget"]) is not None:
+        self._agree_finite({name: local_part(value) for name, value in stored.items()}, "its tensors")
+        with torch.no_grad():
+            for name, tensor in stored.items():
+                own[name].copy_(tensor)
+        if (lowered := extra["lowered_budget"]) is not None:
             self._token_budget = self._lowered_budget = min(self._token_budget, lowered)
 
     @cached_property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,21 +23,6 @@ from dapo_rl.errors import UnsavedError, UserError
 from dapo_rl.train.optimizer import is_8bit, moments_of
 
 METADATA = ".metadata"
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedShards:
-    """What a checkpoint has for this rank, not yet in the model."""
-
-    tensors: Mapping[str, Tensor]
-    extra: Mapping[str, Any]
-    own: Mapping[str, Tensor]
-    """The tensors of the model and of the optimizer under the same names."""
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        for name, tensor in self.tensors.items():
-            self.own[name].copy_(tensor)
 
 
 def shard_tensors(model: Any, optimizer: torch.optim.Optimizer, reference: Any = None) -> dict[str, Tensor]:
@@ -104,7 +88,9 @@ def read_shards(
     optimizer: torch.optim.Optimizer,
     group: dist.ProcessGroup,
     reference: Any = None,
-) -> LoadedShards:
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+    """What a checkpoint has for this rank: its tensors by name, those of the model and of the optimizer that they
+    belong to, and the other values. Nothing is changed yet."""
     own = shard_tensors(model, optimizer, reference)
     reader = FileSystemReader(directory / folder)
     try:
@@ -129,7 +115,7 @@ def read_shards(
         load(state, storage_reader=reader, process_group=group)
     except CheckpointException as error:
         raise UserError(f"{directory}: cannot be read as a checkpoint: {one_line(_first(error))}") from error
-    return LoadedShards({name: state[name] for name in own}, {name: state[name] for name in extra}, own)
+    return {name: state[name] for name in own}, own, {name: state[name] for name in extra}
 
 
 def _first(error: CheckpointException) -> Exception:

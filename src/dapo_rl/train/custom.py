@@ -36,7 +36,7 @@ def build_losses(algo: AlgoSettings) -> TokenLosses:
     own = {name: getattr(algo, name) for name in ("tau_pos", "tau_neg", "kl_cov_coef")}
 
     def losses(new_logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor, **inputs: Any) -> Tensor:
-        return function(new_logps, old_logps, advantages, mask, **_taken(function, own | inputs))
+        return function(new_logps, old_logps, advantages, mask, **taken_by(function, own | inputs))
 
     return losses
 
@@ -55,7 +55,7 @@ def build_advantages(algo: AlgoSettings, penalty_weight: float = 1.0) -> Advanta
     return BuiltInAdvantages(ADVANTAGES[algo.advantage].function, settings, penalty_weight)
 
 
-def _taken(function: Callable[..., Any], settings: Mapping[str, Any], only_named: bool = False) -> dict[str, Any]:
+def taken_by(function: Callable[..., Any], settings: Mapping[str, Any], only_named: bool = False) -> dict[str, Any]:
     """The settings that a function takes by name, or all if it takes any keyword and not `only_named`."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -74,13 +74,13 @@ class _CustomFunction:
 
     def takes(self, name: str) -> bool:
         """Whether the function has a parameter of this name."""
-        return bool(_taken(self._function, {name: None}, only_named=True))
+        return bool(taken_by(self._function, {name: None}, only_named=True))
 
     def _call(self, tensors: Sequence[Tensor], inputs: Mapping[str, Any], or_shape: torch.Size | None = None) -> Tensor:
         """Calls the function with tensors, and the inputs that it has parameters for. It returns the shape of its first
         argument, or the other one."""
         with self._blamed():
-            result = self._function(*tensors, **_taken(self._function, inputs))
+            result = self._function(*tensors, **taken_by(self._function, inputs))
         shape, device = tensors[0].shape, tensors[0].device
         if not isinstance(result, Tensor):
             raise self._error(f"returned a {type(result).__name__}")
@@ -173,9 +173,9 @@ class BuiltInAdvantages:
         self, rewards: Tensor, mask: Tensor | None, lengths: Tensor | None = None, batch: Batch | None = None
     ) -> Tensor:
         inputs: dict[str, Any] = {"lengths": torch.ones_like(rewards) if lengths is None else lengths}
-        if batch is not None and _taken(self._function, {"parts": None}):
+        if batch is not None and taken_by(self._function, {"parts": None}):
             inputs |= part_tensors(batch, self._penalty_weight)
-        return self._function(rewards, mask=mask, **_taken(self._function, inputs | dict(self._settings)))
+        return self._function(rewards, mask=mask, **taken_by(self._function, inputs | dict(self._settings)))
 
     def takes(self, name: str) -> bool:
         """Built-in estimators use no columns of the batch."""
