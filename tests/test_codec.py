@@ -9,10 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dapo_rl.cluster.engine_actor import Finished
 from dapo_rl.codec import TURN, Shipment, from_arrow, from_bytes, to_arrow, to_bytes, verdict_of, verdict_row
 from dapo_rl.config import RewardSettings
-from dapo_rl.engines.protocol import Completion
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rollout.trajectory_file import read_trajectories, write_trajectories
 from dapo_rl.runs.rollouts import GroupRow, write_table
@@ -72,13 +70,11 @@ def test_trajectories_come_back_from_a_parquet_file(given_):
     assert from_arrow(pq.read_table(pa.BufferReader(sink.getvalue()))) == given_
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["a", "b"]), st.integers(0, 3), trajectories())))
-def test_finished_samples_come_back_from_an_engine_with_memory_of_their_own(entries):
-    done = [(number, Completion(name, index, sample)) for number, name, index, sample in entries]
-    sent = pickle.loads(pickle.dumps(Finished.of(done)))
-    received = sent.unpack()
-    assert received == done
-    assert all(array.flags.owndata for _, completion in received for array in completion.sample.columns.values())
+@given(st.lists(trajectories()))
+def test_samples_come_back_from_an_actor_with_memory_of_their_own(samples):
+    received = pickle.loads(pickle.dumps(Shipment(samples)))
+    assert received == samples
+    assert all(array.flags.owndata for sample in received for array in sample.columns.values())
 
 
 def test_trajectories_without_messages_and_rewards_of_turns_are_those_of_older_versions():

@@ -4,7 +4,7 @@ import time
 
 import torch.distributed as dist
 
-from dapo_rl.cluster.place import Place
+from dapo_rl.cluster.ray_ranks import Place
 
 
 class PlainRank:

@@ -15,9 +15,8 @@ from torch.distributed import distributed_c10d
 from torch.distributed.checkpoint import filesystem
 
 from dapo_rl.cluster.distributed_policy import DistributedPolicy
-from dapo_rl.cluster.place import Place
 from dapo_rl.cluster.policy_worker import PolicyWorker
-from dapo_rl.cluster.ray_ranks import RayRanks
+from dapo_rl.cluster.ray_ranks import Place, RayRanks
 from dapo_rl.config import AlgoSettings, ModelSettings, TrainSettings
 from dapo_rl.models.load import load_model, pad_id
 from dapo_rl.models.lora import add_lora
@@ -179,7 +178,7 @@ class RanksOfTests(DistributedPolicy):
     """A policy on ranks that can be built again in the same processes."""
 
     def build(self, tied=True, reference=False, **changes):
-        self.ranks.call("build", [(tied, reference, changes)] * self.ranks.world_size)
+        self.ranks.call("build", tied, reference, changes)
         return self
 
     @property

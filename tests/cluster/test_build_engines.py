@@ -11,7 +11,7 @@ from support import small_model, tokenizer
 from dapo_rl.cluster import build_engines
 from dapo_rl.cluster.build_engines import EngineParts, build_engine_pool
 from dapo_rl.cluster.meta_model import flesh_out, skeleton_of
-from dapo_rl.config import Config, ModelSettings, SamplingSettings
+from dapo_rl.config import Config, ModelSettings
 from dapo_rl.models.load import load_empty
 from dapo_rl.models.save import save_model
 from dapo_rl.models.weights import ModelWeights
@@ -48,10 +48,11 @@ def test_engines_on_one_host_divide_its_threads_and_memory(pool_of, engines, thr
     ("placement", "share", "gpus", "background"),
     [("colocated", None, 0.4, False), ("separate", 0.85, 1, True), ("shared", 0.4, 0.44, True)],
 )
-def test_engines_on_gpus_have_a_share_of_one(pool_of, placement, share, gpus, background):
+def test_engines_on_gpus_have_a_share_of_one(pool_of, built, placement, share, gpus, background):
     parts, named = pool_of(GPU, f"cluster.placement={placement}")
-    assert (parts.kv_share, parts.gpu_share, parts.kv_bytes) == (share, share, None)
-    assert parts.releases_memory is (placement == "colocated")
+    engine = parts(SimpleNamespace(version=0)).named
+    assert (engine["gpu_share"], engine["kv_bytes"]) == (share, None if share is None else 1000 * share)
+    assert engine["releases_memory"] is (placement == "colocated")
     assert named["options"] == {"num_gpus": gpus}
     assert named["background"] is background
 
@@ -68,18 +69,26 @@ class Built:
 
 
 @pytest.fixture
-def parts(monkeypatch):
+def built(monkeypatch):
+    """On GPUs whose weights leave 1000 bytes."""
     monkeypatch.setattr(build_engines, "flesh_out", lambda skeleton, weights, device, dtype: (device.type, dtype))
     monkeypatch.setattr(build_engines, "build_engine", Built)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1000, 4000))
-    return EngineParts("native", None, None, SamplingSettings(), torch.bfloat16, 64, "cpu", 1, kv_bytes=77)
+
+
+@pytest.fixture
+def parts(built):
+    config = Config.load(None, ["cluster.backend=ray"])
+    return EngineParts(config, "native", None, None, torch.bfloat16, 64, "cpu", 1, kv_bytes=77)
 
 
 @pytest.mark.parametrize(
-    ("device", "share", "kv_bytes"), [("cpu", None, 77), ("cpu", 0.25, 77), ("cuda", None, 77), ("cuda", 0.25, 250)]
+    ("device", "placement", "kv_bytes"),
+    [("cpu", "colocated", 77), ("cpu", "shared", 77), ("cuda", "colocated", 77), ("cuda", "shared", 400)],
 )
-def test_a_cache_takes_its_share_of_what_the_weights_leave_on_a_gpu(parts, device, share, kv_bytes):
-    engine = replace(parts, device=device, kv_share=share)(SimpleNamespace(version=0))
+def test_a_cache_takes_its_share_of_what_the_weights_leave_on_a_gpu(parts, device, placement, kv_bytes):
+    config = Config.load(None, ["cluster.backend=ray", f"cluster.placement={placement}"])
+    engine = replace(parts, device=device, config=config)(SimpleNamespace(version=0))
     assert engine.named["kv_bytes"] == kv_bytes
 
 

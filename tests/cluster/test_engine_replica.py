@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dapo_rl.cluster.engine_actor import EngineReport
-from dapo_rl.cluster.engine_replica import EngineReplica, Order, Totals
+from dapo_rl.cluster.engine_actor import EngineReport, Totals
+from dapo_rl.cluster.engine_replica import EngineReplica, Order
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.types import Trajectory
 
@@ -30,12 +30,12 @@ def test_only_samples_that_have_not_come_back_are_sampled_again(missing, continu
 
 def test_what_an_engine_has_done_is_summed_over_its_actors():
     replica = EngineReplica(0, background=True, timeout_s=2.0, options={})
-    replica.note(EngineReport(tokens=10, busy_s=1.0, preempted=1))
-    replica.note(EngineReport(tokens=30, busy_s=2.0, preempted=1))
+    replica.note(EngineReport((), (), Totals(10, 1.0, 1), 0.0, None))
+    replica.note(EngineReport((), (), Totals(30, 2.0, 1), 0.0, None))
     assert replica.timeout_s == 2.0
     replica.end()
     assert replica.timeout_s > 2.0, "the first samples of the next actor may take longer"
-    replica.note(EngineReport(tokens=5, busy_s=0.5, preempted=2))
+    replica.note(EngineReport((), (), Totals(5, 0.5, 2), 0.0, None))
     assert replica.totals == Totals(35, 2.5, 3)
 
 

@@ -92,7 +92,7 @@ def open_one(pool, seed=1):
 def kill_actors(pool):
     import ray
 
-    killed = {each.actor for each in pool._nodes._all}
+    killed = {each.actor for each in pool._nodes}
     for actor in killed:
         ray.kill(actor)
     # The client library learns of it a moment later.

@@ -60,7 +60,7 @@ def test_a_run_goes_on_as_if_a_node_had_not_been_lost(tmp_path):
 
     def kill(pool):
         wait_until(marker.exists)
-        for each in pool._nodes._all:
+        for each in pool._nodes:
             import_ray().kill(each.actor)
 
     _, theirs, others = run(tmp_path / "lost_once", *settings, "cluster.restarts=2", meanwhile=kill)

@@ -23,14 +23,14 @@ def ranked_on(policy_on):
 
     def on(world_size, **how):
         used.append(policy := policy_on(world_size, **SMALL_MOMENTS, **how))
-        policy.ranks.call("eager", [("force_eager",)] * world_size)
+        policy.ranks.call("eager", "force_eager")
         return policy
 
     torch.compiler.set_stance("force_eager")
     yield on
     torch.compiler.set_stance("default")
     ranks = used[-1].ranks
-    ranks.call("eager", [("default",)] * ranks.world_size)
+    ranks.call("eager", "default")
 
 
 def test_one_rank_is_one_process(ranked_on):

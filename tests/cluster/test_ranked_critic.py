@@ -15,8 +15,8 @@ from test_ranked_run import AtStep, engine_here
 
 from dapo_rl import Config, DAPOTrainer
 from dapo_rl.cluster import build_policy
-from dapo_rl.cluster.place import Place
 from dapo_rl.cluster.policy_worker import CriticWorker, PolicyWorker
+from dapo_rl.cluster.ray_ranks import Place
 from dapo_rl.config import TrainSettings
 from dapo_rl.models import save
 from dapo_rl.run import backend

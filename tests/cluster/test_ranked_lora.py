@@ -96,7 +96,7 @@ def test_a_checkpoint_of_another_base_is_rejected(policy_on, tmp_path):
     write(ranked, tmp_path)
     ranked.load(tmp_path)
     ranked = policy_on(2, **lora())
-    ranked.ranks.call("spoil", [(0.25,)] * 2)
+    ranked.ranks.call("spoil", 0.25)
     with pytest.raises(UserError, match="different model: the weights that are not trained are others; resume with"):
         ranked.load(tmp_path)
     with pytest.raises(UserError, match=r"belongs to a different model: it has weights\.[\w.]+lora_A"):

@@ -215,7 +215,7 @@ def test_out_of_memory_on_one_rank_lowers_the_budget_of_all(policy_on, world_siz
     samples = make_samples(masked=(4,))
     how = {"train": TrainSettings(max_grad_norm=0.5, gradient_checkpointing=recompute), "token_budget": 1000}
     one, ranked = one_process(**how), policy_on(world_size, **how)
-    ranked.ranks.call("limit", [(world_size - 1, layer, 30)] * world_size)
+    ranked.ranks.call("limit", world_size - 1, layer, 30)
     update = ranked.update(samples, 1e-4)
     assert_same_update(update, one.update(samples, 1e-4))
     assert_same_gradients(ranked, one)
@@ -229,7 +229,7 @@ def test_out_of_memory_on_one_rank_lowers_the_budget_of_all(policy_on, world_siz
 
 def test_a_single_sample_that_does_not_fit_is_an_error_of_all_ranks(policy_on):
     ranked = policy_on(2)
-    ranked.ranks.call("limit", [(1, 1, 1)] * 2)
+    ranked.ranks.call("limit", 1, 1, 1)
     with pytest.raises(UserError, match=r"^out of memory on rank 1 with micro-batches of"):
         ranked.score(make_samples())
     assert math.isfinite(policy_on(2).update(make_samples(), 1e-4).metrics["actor/grad_norm"])
@@ -237,7 +237,7 @@ def test_a_single_sample_that_does_not_fit_is_an_error_of_all_ranks(policy_on):
 
 def test_ranks_wait_for_one_that_loads_for_longer_than_torch_would_wait(policy_on):
     ranks = policy_on(2).ranks
-    ranks.call("build_late", [(2.0,)] * 2)
+    ranks.call("build_late", 2.0)
     assert ranks.call("budget") == [60, 60]
 
 
@@ -379,7 +379,7 @@ def test_shards_that_the_system_does_not_let_ranks_write_are_unsaved(policy_on, 
     ranked = policy_on(2)
     ranked.ranks.call("copy_shards")
     with pytest.raises(UnsavedError, match="the checkpoint cannot be written: Disk quota exceeded") as raised:
-        ranked.ranks.call("write_over_quota", [(tmp_path / "over",)] * 2)
+        ranked.ranks.call("write_over_quota", tmp_path / "over")
     assert raised.value.remedy == "free some space"
     write(ranked, tmp_path / "again")
 
@@ -418,7 +418,7 @@ def test_a_checkpoint_of_another_model_is_rejected(policy_on, tmp_path):
 
 def test_weights_that_are_not_finite_on_one_rank_stop_all(policy_on, tmp_path):
     ranked = policy_on(2)
-    ranked.ranks.call("spoil", [(math.nan,)] * 2)
+    ranked.ranks.call("spoil", math.nan)
     with pytest.raises(NonFiniteError, match="not finite, in "):
         ranked.save(tmp_path)
     with pytest.raises(NonFiniteError, match="the loss is nan"):

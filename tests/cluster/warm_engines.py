@@ -17,13 +17,13 @@ class WarmReplica(EngineReplica):
 
     def _end_actor(self):
         if self._anywhere and self._answers():
-            self.idle.append(self._actor)
+            self.idle.append(self.actor)
         else:
             super()._end_actor()
 
     def _answers(self):
         """Whether it is alive and carries out commands."""
         try:
-            return self._ray.get(self.send("cancel", [], []), timeout=2).failure is None
+            return self._ray.get(self.send("cancel", [], []), timeout=2).error is None
         except self._ray.exceptions.RayError:
             return False

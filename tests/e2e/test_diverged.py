@@ -50,7 +50,7 @@ def test_the_last_good_checkpoint_is_finite_and_the_run_goes_on_from_it(tmp_path
     def break_the_second(*arguments):
         numbers = update(*arguments)
         if trainer._run.progress.step == 1:
-            moments = next(iter(trainer._run.policy._optimizer.state.values()))["exp_avg_sq"]
+            moments = next(iter(trainer._run.policy.optimizer.state.values()))["exp_avg_sq"]
             tensor = next(trainer.model.parameters()) if what == "weights" else moments
             with torch.no_grad():
                 tensor.view(-1)[7] = float("inf")

@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 import time
+from contextlib import closing
 from functools import cache, partial
 from importlib.util import find_spec
 
@@ -14,7 +15,7 @@ from support import small_model, tokenizer, train_sample
 
 from dapo_rl.cluster.distributed_policy import DistributedPolicy
 from dapo_rl.cluster.policy_worker import PolicyWorker
-from dapo_rl.cluster.ray_ranks import Placing, RayRanks
+from dapo_rl.cluster.ray_ranks import RayRanks
 from dapo_rl.cluster.ray_session import ray_cluster
 from dapo_rl.config import AlgoSettings, ClusterSettings, TrainSettings
 from dapo_rl.lab.bench.model_shapes import open_model
@@ -53,7 +54,7 @@ def one_rank():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
         with ray_cluster(ClusterSettings(backend="ray")):
-            yield lambda make: DistributedPolicy(lambda: RayRanks(make, 1, placing=Placing("cuda", gpus=1)))
+            yield lambda make: closing(DistributedPolicy(lambda: RayRanks(make, 1, on_gpu=True, gpus=1)))
 
 
 @cache

@@ -322,7 +322,7 @@ def test_one_gpu_needs_what_check_says(recipe):
     ours, theirs = parts(memory.updating()), parts(need.parts())
     cache, pages = theirs.pop("KV cache"), ours.pop("KV cache")
     assert ours == theirs
-    assert 0 <= pages - cache <= 2 * need.budget.capacity(need.longest) * need.budget.token_bytes
+    assert 0 <= pages - cache <= 2 * need.budget.capacity(config.longest_sample) * need.budget.token_bytes
 
 
 def test_the_trainer_is_divided_over_its_gpus_and_an_engine_over_its_own():

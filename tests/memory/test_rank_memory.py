@@ -9,7 +9,7 @@ import torch.distributed as dist
 from support import REPOSITORY, small_model, tokenizer
 
 from dapo_rl.cluster.build_policy import RankRecipe
-from dapo_rl.cluster.place import Place
+from dapo_rl.cluster.ray_ranks import Place
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.lab.plan.layout import GpuMemory, Layout

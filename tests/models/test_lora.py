@@ -94,7 +94,7 @@ def test_adapters_alone_change_and_have_moments():
     _, model, policy, _ = trained()
     changed = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
     assert changed == {name for name in before if ".lora_" in name}
-    moments = sum(entry["exp_avg"].numel() for entry in policy._optimizer.state.values())
+    moments = sum(entry["exp_avg"].numel() for entry in policy.optimizer.state.values())
     assert moments == sum(before[name].numel() for name in changed)
 
 

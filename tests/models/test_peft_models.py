@@ -21,9 +21,9 @@ from dapo_rl.models.lora import (
 )
 from dapo_rl.models.save import StoredModel, save_model
 from dapo_rl.run.backend import LoadedModel, build_local_engine, prepare_lora
-from dapo_rl.run.build_policy import reference_of
 from dapo_rl.run.inputs import TrainerInputs
 from dapo_rl.run.model import model_and_tokenizer, with_lora
+from dapo_rl.train.reference import build_reference
 
 peft = pytest.importorskip("peft")
 
@@ -112,6 +112,10 @@ def test_a_peft_model_is_sampled_from_with_its_adapters_merged():
     weights = dict(plain.named_parameters())
     assert all(torch.allclose(weights[name], tensor, atol=1e-6) for name, tensor in plain_weights(model))
     del engine
+
+
+def reference_of(model):
+    return build_reference(model, None, Config.load(None, ["algo.kl_coef=0.1"]), None)
 
 
 def test_the_reference_is_the_policy_as_it_was_given():

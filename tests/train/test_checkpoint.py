@@ -345,7 +345,7 @@ def test_an_optimizer_of_something_else_is_one_line(checkpoints):
     path = save(checkpoints, 1).path
     for state, said in (
         ({"optimizer": {"param_groups": []}}, "loaded state dict has a different number of parameter groups"),
-        ({"optimizer": policy_of(small_model())._optimizer.state_dict(), "lowered_budget": 0}, "lowered_budget is 0"),
+        ({"optimizer": policy_of(small_model()).optimizer.state_dict(), "lowered_budget": 0}, "lowered_budget is 0"),
     ):
         torch.save(state, path / "optimizer.pt")
         with pytest.raises(UserError) as error:

@@ -87,8 +87,8 @@ def test_hashes_are_those_of_the_files(checkpoints):
 
 def test_large_files_are_not_read_again(checkpoints, monkeypatch):
     read = []
-    checksum = checkpoint_module._checksum
-    monkeypatch.setattr(checkpoint_module, "_checksum", lambda path: read.append(path.name) or checksum(path))
+    checksum = checkpoint_module.file_sha256
+    monkeypatch.setattr(checkpoint_module, "file_sha256", lambda path: read.append(path.name) or checksum(path))
     checkpoints.save(1, [policy_of(small_model())])
     assert "config.json" in read
     assert "optimizer.pt" not in read

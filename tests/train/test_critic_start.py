@@ -10,7 +10,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.models import save
 from dapo_rl.models.values import value_model_from
 from dapo_rl.runs.directory import RunDirectory
-from dapo_rl.train.critic_start import first_critic
+from dapo_rl.train.critic import first_critic
 
 pytestmark = pytest.mark.slow
 SETTINGS = [

@@ -65,7 +65,7 @@ def test_moments_that_are_not_finite_are_not_saved(tmp_path):
     model = small_model()
     policy = policy_of(model)
     policy.update(samples_for(model), lr=1e-3)
-    next(iter(policy._optimizer.state.values()))["exp_avg_sq"][0] = INF
+    next(iter(policy.optimizer.state.values()))["exp_avg_sq"][0] = INF
     with pytest.raises(NonFiniteError, match=r"the state of the optimizer is not finite, in optimizer\.state\."):
         Checkpoints(tmp_path, keep=3).save(1, [policy])
     assert list(tmp_path.iterdir()) == []

@@ -427,7 +427,7 @@ def test_out_of_memory_in_the_optimizer_is_one_line():
 
     model = small_model()
     policy = make_policy(model)
-    policy._optimizer.register_step_pre_hook(run_out)
+    policy.optimizer.register_step_pre_hook(run_out)
     with pytest.raises(UserError, match=r"out of GPU memory in the optimizer's step; lower sampling\.kv_memory_gib"):
         policy.update(samples_for(model), lr=1e-3)
 

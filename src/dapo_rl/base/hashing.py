@@ -19,6 +19,11 @@ class CancelledError(Exception):
     """A file is no longer wanted."""
 
 
+def file_sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 class HashingFile:
     """A binary file that is written from the beginning to the end."""
 

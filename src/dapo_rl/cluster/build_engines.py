@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from dapo_rl.cluster.engine_pool import EnginePool
 from dapo_rl.cluster.meta_model import flesh_out, skeleton_of
 from dapo_rl.cluster.ray_session import work_in
 from dapo_rl.cluster.weights_object_store import StoredWeights
-from dapo_rl.config import ClusterSettings, Config, SamplingSettings
+from dapo_rl.config import ClusterSettings, Config
 from dapo_rl.engine_specs import CUSTOM, EngineSpec, engine_spec
 from dapo_rl.engines.build import build_engine
 from dapo_rl.engines.custom import is_engine
@@ -34,21 +34,16 @@ COLOCATED_GPUS, SHARED_GPUS = 0.4, 0.44
 class EngineParts:
     """All that an actor needs to build its engine, except weights."""
 
+    config: Config
     named: str | Callable[..., Any]
     skeleton: Any
     tokenizer: Any
-    sampling: SamplingSettings
     dtype: torch.dtype
     longest: int
     device: str
     threads: int
-    kv_bytes: int | None = None
-    kv_share: float | None = None
-    """`native`: the cache's share of the GPU memory that the weights leave, instead of `kv_bytes`."""
-    releases_memory: bool = False
-    gpus: int = 1
-    gpu_share: float | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
+    kv_bytes: int | None
+    """On a GPU, the cache has a share of what the weights leave instead."""
     directory: str = "."
 
     def __call__(self, weights: StoredWeights) -> Engine:
@@ -56,22 +51,22 @@ class EngineParts:
         torch.set_num_threads(self.threads)
         device = torch.device("cpu" if _spec(self.named).loads_from_disk else self.device)
         model = flesh_out(self.skeleton, weights, device, stored_type(self.named, self.dtype))
-        kv_bytes = self.kv_bytes
-        if device.type == "cuda" and self.kv_share is not None:
-            kv_bytes = int(torch.cuda.mem_get_info(device)[0] * self.kv_share)
+        kv_bytes, share = self.kv_bytes, _memory_share(self.config.cluster)
+        if device.type == "cuda" and share is not None:
+            kv_bytes = int(torch.cuda.mem_get_info(device)[0] * share)
         engine = build_engine(
             self.named,
             model,
             self.tokenizer,
-            self.sampling,
+            self.config.sampling,
             self.dtype,
             self.longest,
             copies=False,
             kv_bytes=kv_bytes,
-            releases_memory=self.releases_memory,
-            options=self.options,
-            gpus=self.gpus,
-            gpu_share=self.gpu_share,
+            releases_memory=takes_turns(self.config, torch.device(self.device)),
+            options=self.config.engine_options,
+            gpus=self.config.cluster.engine_gpus,
+            gpu_share=share,
         )
         if weights.version != engine.version:
             engine.receive(weights.version, weights)
@@ -114,20 +109,15 @@ def build_engine_pool(
     cluster = config.cluster
     on_gpu = device.type == "cuda"
     parts = EngineParts(
+        config=config,
         named=named,
         skeleton=skeleton_of(model),
         tokenizer=tokenizer,
-        sampling=config.sampling,
         dtype=dtype,
         longest=longest,
         device=device.type,
         threads=max(1, torch.get_num_threads() // cluster.engines),
         kv_bytes=None if on_gpu or cluster.engines == 1 else memory_share(device) // cluster.engines,
-        kv_share=_memory_share(cluster),
-        releases_memory=takes_turns(config, device),
-        gpus=cluster.engine_gpus,
-        gpu_share=_memory_share(cluster),
-        options=config.engine_options,
         directory=os.getcwd(),
     )
     return EnginePool(

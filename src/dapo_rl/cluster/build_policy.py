@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,19 +14,19 @@ import torch.distributed as dist
 
 from dapo_rl.base.host_memory import host_memory
 from dapo_rl.cluster.distributed_policy import DistributedPolicy
-from dapo_rl.cluster.place import Place
-from dapo_rl.cluster.ray_ranks import Placing, RayRanks
+from dapo_rl.cluster.ray_ranks import Place, RayRanks
 from dapo_rl.cluster.ray_session import import_ray, ray_logs, work_in
 from dapo_rl.config import Config
 from dapo_rl.errors import RankLostError, UserError
 from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.memory.ranks import RankMemory
 from dapo_rl.models.load import find_model, load_model, pad_id, pick_device
-from dapo_rl.models.lora import add_lora, has_lora
+from dapo_rl.models.lora import add_lora
 from dapo_rl.models.recompute import can_recompute
-from dapo_rl.train.critic_start import first_critic
+from dapo_rl.train.critic import first_critic
+from dapo_rl.train.policy import policy_settings
 from dapo_rl.train.random_state import seed_everything
-from dapo_rl.train.teacher import load_teacher
+from dapo_rl.train.reference import build_reference
 
 RANK_GPUS = {"colocated": 0.6, "separate": 1.0, "shared": 0.55}
 """The share of a GPU that Ray sets aside for a rank. What it leaves to engines is too little for another rank."""
@@ -62,18 +61,22 @@ def build_distributed_policy(
 ) -> DistributedPolicy:
     """Starts the ranks, which load the model themselves; `model` is the same without its weights, and `longest` the
     longest sample of the run."""
-    cluster, device = config.cluster, ranks_device(config)
+    cluster, on_gpu = config.cluster, ranks_device(config).type == "cuda"
     found = find_model(config.model.name)
     source = str(found.resolve()) if isinstance(found, Path) else found  # a rank may have another working directory
-    gpus = 0.0 if device.type == "cpu" else RANK_GPUS[cluster.placement]
-    placing = Placing(device.type, gpus, max(1, torch.get_num_threads() // cluster.ranks))
-    on_gpu, wanted = device.type == "cuda", config.train.gradient_checkpointing
+    wanted = config.train.gradient_checkpointing
     memory = RankMemory.of(config, model, config.model.dtype == "bfloat16", longest) if on_gpu else None
     # Where it is not known what fits.
     recompute = wanted is True or (wanted == "auto" and on_gpu and can_recompute(model))
     recipe = RankRecipe(config, source, tokenizer, longest, save_dtype, memory, recompute, os.getcwd())
     start: Callable[[], RayRanks] = partial(
-        RayRanks, recipe, cluster.ranks, placing=placing, timeout_s=cluster.timeout_s
+        RayRanks,
+        recipe,
+        cluster.ranks,
+        on_gpu=on_gpu,
+        gpus=RANK_GPUS[cluster.placement] if on_gpu else 0.0,
+        threads=max(1, torch.get_num_threads() // cluster.ranks),
+        timeout_s=cluster.timeout_s,
     )
     try:
         return DistributedPolicy(start)
@@ -119,17 +122,8 @@ class RankRecipe:
             "dtype": dtype,
         }
         train = config.train.model_copy(update={"gradient_checkpointing": plan.recompute})
-        policy = PolicyWorker(
-            self._load,
-            temperature=config.sampling.temperature,
-            algo=config.algo,
-            train=train,
-            norm_length=config.norm_length,
-            tokenizer=self.tokenizer,
-            settings=config.model,
-            save_dtype=self.save_dtype,
-            **how,
-        )
+        settings = policy_settings(config, self.tokenizer)
+        policy = PolicyWorker(self._load, train=train, save_dtype=self.save_dtype, **settings, **how)
         policy.plan = plan
         if config.has_critic:
             train = train.model_copy(update={"packed": policy.packed})
@@ -149,12 +143,7 @@ class RankRecipe:
         model, config = self._load_model(), self.config
         if config.model.lora is not None:
             add_lora(model, config.model.lora, config.seed)
-        if config.teacher.loaded:
-            return model, {"reference": load_teacher(config, self.tokenizer, "cpu")}
-        if not config.needs_reference:
-            return model, {}
-        # A model with adapters is, without them, its own reference.
-        return model, {"reference": model if has_lora(model) else copy.deepcopy(model).requires_grad_(False)}
+        return model, {"reference": build_reference(model, self.tokenizer, config, "cpu")}
 
     def _load_critic(self) -> tuple[Any, dict[str, Any]]:
         return first_critic(self._load_model(), self.tokenizer, self.config), {}

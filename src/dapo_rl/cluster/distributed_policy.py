@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dapo_rl.base.hashing import CancelledError, DeferredWrite, Digests, IsCancelled
 from dapo_rl.cluster.balance_batch import deal
+from dapo_rl.cluster.exit_reason import HOST_LOST
+from dapo_rl.cluster.ray_ranks import RayRanks
 from dapo_rl.cluster.weights_broadcast import Address, WeightLayout
 from dapo_rl.cluster.weights_ipc import Borrowers
 from dapo_rl.codec import Shipment
+from dapo_rl.errors import RankLostError
 from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.save import done_now
 from dapo_rl.types import Array, FloatArray, Trajectory, Update
@@ -25,45 +28,17 @@ PATIENCE = 10
 """Reading and writing of shards may go without progress this many times longer than computation."""
 
 
-class Ranks(Protocol):
-    """Ranks that hold a `PolicyWorker` each, however they were started."""
-
-    @property
-    def world_size(self) -> int: ...
-
-    def call(
-        self, method: str, arguments: Sequence[tuple[Any, ...]] | None = None, *, patience: float = 1
-    ) -> list[Any]:
-        """Calls a method on every rank, with each rank's arguments; the results by rank."""
-        ...
-
-    def call_aside(
-        self,
-        method: str,
-        arguments: Sequence[tuple[Any, ...]] | None = None,
-        *,
-        check: Callable[[], None] = lambda: None,
-    ) -> list[Any]:
-        """`call` in a thread of its own, while `call` is used. `check` raises to abandon it."""
-        ...
-
-    def store(self, method: str, *arguments: Any) -> Any:
-        """`call` with the same arguments on every rank. The result of the first rank stays in Ray's object store; the
-        reference to it."""
-        ...
-
-    def close(self, *, kill: bool = False) -> None: ...
-
-
 class DistributedLearner:
     """A learner whose samples are dealt to ranks. The result is that of one process, up to rounding."""
 
     of = ""
     """What comes before the names of its methods on the ranks."""
     save_note: str | None
+    _tokens: Counter[int]
+    """That each rank has trained on since the last look at them."""
 
     @property
-    def _ranks(self) -> Ranks:
+    def _ranks(self) -> RayRanks:
         raise NotImplementedError
 
     def score(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
@@ -78,7 +53,7 @@ class DistributedLearner:
             return Update({}, tuple(columns))
         trained = [samples[i] for i in places]
         dealt = deal(trained, self._ranks.world_size)
-        self._note_tokens([sum(trained[i].trained_tokens for i in indices) for indices in dealt])
+        self._tokens.update({rank: sum(trained[i].trained_tokens for i in own) for rank, own in enumerate(dealt)})
         updates: list[Update] = self._on_shares("update", trained, dealt, lr, *more)
         for indices, update in zip(dealt, updates, strict=True):
             for i, of_sample in zip(indices, update.columns, strict=True):
@@ -100,23 +75,17 @@ class DistributedLearner:
                 if is_cancelled():
                     raise CancelledError
 
-            where = [(directory.absolute(),)] * ranks.world_size
-            written: list[Digests] = ranks.call_aside(f"{self.of}write_shards", where, check=check)
+            written: list[Digests] = ranks.call_aside(f"{self.of}write_shards", directory.absolute(), check=check)
             return {name: digest for of_rank in written for name, digest in of_rank.items()}
 
         return write if self.save_note is None else done_now(write)
 
     def load(self, directory: Path) -> None:
         """Loads what any number of ranks wrote. A NonFiniteError leaves the learner unchanged."""
-        self._call("load", [(directory.absolute(),)] * self._ranks.world_size, patience=PATIENCE)
+        self._call("load", directory.absolute(), patience=PATIENCE)
 
-    def _call(
-        self, method: str, arguments: Sequence[tuple[Any, ...]] | None = None, *, patience: float = 1
-    ) -> list[Any]:
-        return self._ranks.call(f"{self.of}{method}", arguments, patience=patience)
-
-    def _note_tokens(self, of_ranks: Sequence[int]) -> None:
-        """Told the tokens that each rank is about to train on."""
+    def _call(self, method: str, *arguments: Any, patience: float = 1) -> list[Any]:
+        return self._ranks.call(f"{self.of}{method}", *arguments, patience=patience)
 
     def _scored(self, method: str, samples: Sequence[Trajectory]) -> list[FloatArray]:
         if not samples:
@@ -130,7 +99,8 @@ class DistributedLearner:
     def _on_shares(
         self, method: str, samples: Sequence[Trajectory], dealt: Sequence[Sequence[int]], *more: Any
     ) -> list[Any]:
-        return self._call(method, [(Shipment(samples[i] for i in indices), *more) for indices in dealt])
+        shares = [(Shipment(samples[i] for i in indices), *more) for indices in dealt]
+        return self._ranks.call_each(f"{self.of}{method}", shares)
 
 
 class DistributedPolicy(DistributedLearner):
@@ -139,22 +109,27 @@ class DistributedPolicy(DistributedLearner):
     optimizer = None
     """It is on the ranks."""
 
-    def __init__(self, start: Callable[[], Ranks]) -> None:
+    def __init__(self, start: Callable[[], RayRanks]) -> None:
         """`start` starts the ranks, here and by `restart`."""
         self._start = start
         self._started = start()
-        self._tokens = [0] * self._ranks.world_size
+        self._tokens = Counter()
         self._looked = time.perf_counter()
         self.note, self.save_note = self._ranks.call("notes")[0]
 
     @property
-    def _ranks(self) -> Ranks:
+    def _ranks(self) -> RayRanks:
         return self._started
 
     def restart(self) -> None:
         """Starts the ranks again, with the model as it was loaded."""
         self._ranks.close(kill=True)
-        self._started = self._start()
+        try:
+            self._started = self._start()
+        except RankLostError as error:
+            if HOST_LOST not in str(error):
+                raise
+            self._started = self._start()  # until then, Ray has taken the host that was lost for alive
 
     def planned(self) -> MemoryPlan:
         """What the ranks keep in GPU memory."""
@@ -172,7 +147,7 @@ class DistributedPolicy(DistributedLearner):
 
     def sync_reference(self, alpha: float) -> None:
         """Moves the reference policy to the policy, by the share `alpha` of the way."""
-        self._call("sync_reference", [(alpha,)] * self._ranks.world_size)
+        self._call("sync_reference", alpha)
 
     def score_entropy(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
         """The entropy of the current policy before each response token."""
@@ -182,7 +157,7 @@ class DistributedPolicy(DistributedLearner):
         """What each rank did since the last call: the tokens that it trained on, the share of the time that it spent on
         scores and updates, and its peak memory."""
         now, tokens = time.perf_counter(), self._tokens
-        seconds, self._looked, self._tokens = max(now - self._looked, 1e-9), now, [0] * self._ranks.world_size
+        seconds, self._looked, self._tokens = max(now - self._looked, 1e-9), now, Counter()
         metrics: dict[str, float] = {}
         for rank, (busy_s, nbytes) in enumerate(self._ranks.call("work_done")):
             metrics[f"rank/{rank}/tokens"] = tokens[rank]
@@ -196,22 +171,11 @@ class DistributedPolicy(DistributedLearner):
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Saves the model and tokenizer in Hugging Face format."""
-        self._call("export", [(os.path.abspath(path),)] * self._ranks.world_size, patience=PATIENCE)
+        self._call("export", os.path.abspath(path), patience=PATIENCE)
 
     def close(self) -> None:
         """Ends the ranks."""
         self._ranks.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def _note_tokens(self, of_ranks: Sequence[int]) -> None:
-        self._tokens = [before + more for before, more in zip(self._tokens, of_ranks, strict=True)]
 
 
 class DistributedCritic(DistributedLearner):
@@ -220,23 +184,23 @@ class DistributedCritic(DistributedLearner):
     of = "critic."
 
     def __init__(self, policy: DistributedPolicy) -> None:
-        self._policy = policy
+        self._policy, self._tokens = policy, Counter()
         self.note, self.save_note = self._call("notes")[0]
 
     @property
-    def _ranks(self) -> Ranks:
+    def _ranks(self) -> RayRanks:
         return self._policy._ranks  # others after a restart
 
 
 class DistributedWeights:
     """The weights on the ranks, gathered one bucket at a time."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: RayRanks) -> None:
         self._ranks = ranks
 
     def buckets(self, nbytes: int) -> Iterator[list[tuple[str, Tensor]]]:
         for names in self._names(nbytes):
-            tensors = self._ranks.call("full_weights", [(names,)] * self._ranks.world_size)[0]
+            tensors = self._ranks.call("full_weights", names)[0]
             yield list(zip(names, tensors, strict=True))
 
     def stored(self, nbytes: int, dtype: torch.dtype | None) -> Iterator[Any]:
@@ -258,21 +222,23 @@ class DistributedWeights:
         for names in self._names(nbytes):
             lenders = list(borrowers())
             asked = [(names, dtype, lenders.count(rank)) for rank in range(self._ranks.world_size)]
-            handles = [iter(of_rank) for of_rank in self._ranks.call("lend_weights", asked)]
+            handles = [iter(of_rank) for of_rank in self._ranks.call_each("lend_weights", asked)]
             yield [next(handles[rank]) for rank in lenders]
         self._ranks.call("end_lending")
 
     def channel(self) -> Address | None:
-        """Where the group was formed that can be sent to."""
+        """Where the group was formed that can be sent to; None without one."""
         address: Address | None = self._ranks.call("channel_address")[0]
         return address
 
     def open_channel(self) -> Address:
+        """Where a new group is to be formed."""
         address: Address = self._ranks.call("open_channel")[0]
         return address
 
     def join_channel(self, size: int, timeout_s: float) -> bool:
-        return all(self._ranks.call("join_channel", [(size, timeout_s)] * self._ranks.world_size))
+        """Forms it, with engines that join at the same time; whether it was formed."""
+        return all(self._ranks.call("join_channel", size, timeout_s))
 
     def layouts(self, nbytes: int, dtype: torch.dtype | None) -> list[list[WeightLayout]]:
         """What `send` sends, by bucket."""
@@ -280,15 +246,13 @@ class DistributedWeights:
 
     def send(self, bucket: Sequence[WeightLayout]) -> bool:
         """Sends the weights of a bucket from the first rank; whether all have them."""
-        return all(self._ranks.call("send_weights", [(bucket,)] * self._ranks.world_size))
+        return all(self._ranks.call("send_weights", bucket))
 
     def close_channel(self) -> None:
         self._ranks.call("close_channel")
 
-    def _names(self, nbytes: int) -> Iterator[list[str]]:
-        """The names of the weights in each bucket."""
-        for bucket in self._buckets(nbytes):
-            yield [layout.name for layout in bucket]
+    def _names(self, nbytes: int) -> list[list[str]]:
+        return [[layout.name for layout in bucket] for bucket in self._buckets(nbytes)]
 
     def _buckets(self, nbytes: int) -> Iterator[list[WeightLayout]]:
         layouts: list[WeightLayout] = self._ranks.call("weight_layouts")[0]

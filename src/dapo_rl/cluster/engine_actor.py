@@ -6,22 +6,22 @@ from __future__ import annotations
 import os
 import threading
 import time
-import traceback
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
-import pyarrow as pa
 import torch
 
+from dapo_rl.cluster.answer import Answer, sendable
 from dapo_rl.cluster.weights_broadcast import Address, ChannelBrokenError, WeightChannel
 from dapo_rl.cluster.weights_ipc import BorrowedWeights, BrokenOffError, borrow, memory_of
 from dapo_rl.cluster.weights_object_store import StoredWeights, WeightsLostError
-from dapo_rl.codec import from_arrow, to_arrow
+from dapo_rl.codec import Shipment
 from dapo_rl.engines.protocol import Completion, Engine, Request
-from dapo_rl.errors import NonFiniteError, UserError
+from dapo_rl.errors import NonFiniteError
+from dapo_rl.types import Trajectory
 
 POLL_S = 0.1
 """Seconds that the engine generates before the thread looks for commands."""
@@ -34,83 +34,37 @@ LINGER_S = 0.01
 MakeEngine = Callable[[StoredWeights], Engine]
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """An exception, as it is sent to the driver."""
-
-    kind: str
-    text: str
-    more: str = ""
-
-    @classmethod
-    def of(cls, error: BaseException) -> Failure:
-        for kind, known in _KINDS.items():
-            if isinstance(error, known):
-                return cls(kind, str(error), getattr(error, "more", ""))
-        return cls("other", "".join(traceback.format_exception(error)))
-
-    def error(self, engine: int) -> Exception:
-        """The exception as the driver raises it: a mistake of the user as it is, any other with the engine's
-        traceback."""
-        if self.kind == "user":
-            return UserError(self.text, self.more)
-        return _KINDS.get(self.kind, RuntimeError)(f"engine {engine}: {self.text}")
+KNOWN = (NonFiniteError, torch.OutOfMemoryError, WeightsLostError)
+"""Errors that end no engine, beside mistakes of the user's."""
 
 
-_KINDS: dict[str, type[Exception]] = {
-    "user": UserError,
-    "not finite": NonFiniteError,
-    "memory": torch.OutOfMemoryError,
-    "weights": WeightsLostError,
-}
+class Totals(NamedTuple):
+    """What an engine has done so far."""
 
+    tokens: int = 0
+    """Of finished samples."""
+    busy_s: float = 0.0
+    """Seconds of generation."""
+    preempted: int = 0
+    prefix_hits: int = 0
 
-Done = tuple[int, Completion]
-"""A finished sample with the number of its order."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finished:
-    """Finished samples on their way from an engine to the driver."""
-
-    names: list[tuple[int, str, int]]
-    """Of each sample: the number of its order, the id of its request, and its index."""
-    samples: pa.RecordBatch
-
-    @classmethod
-    def of(cls, done: Sequence[Done]) -> Finished:
-        names = [(number, completion.request_id, completion.index) for number, completion in done]
-        return cls(names, to_arrow([completion.sample for _, completion in done]))
-
-    def unpack(self) -> list[Done]:
-        """Copies the samples out of Ray's object store."""
-        samples = zip(self.names, from_arrow(self.samples), strict=True)
-        return [(number, Completion(name, index, sample)) for (number, name, index), sample in samples]
+    def plus(self, other: Totals) -> Totals:
+        summed: Any = map(sum, zip(self, other, strict=True))
+        return Totals(*summed)
 
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
     """What an engine tells the driver."""
 
-    finished: Finished = field(default_factory=lambda: Finished.of([]))
-    """Samples that no earlier report has."""
-    stuck_s: float = 0.0
+    finished: Sequence[tuple[int, int]]
+    """Of each finished sample that no earlier report has: the number of its order, and its index."""
+    samples: Sequence[Trajectory]
+    totals: Totals
+    """So far."""
+    stuck_s: float
     """For how long the engine has not returned."""
-    tokens: int = 0
-    """Tokens of all samples finished so far."""
-    busy_s: float = 0.0
-    """Seconds of generation so far."""
-    preempted: int = 0
-    prefix_hits: int = 0
-    failure: Failure | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """The result of a command."""
-
-    value: Any = None
-    failure: Failure | None = None
+    failure: Exception | None
 
 
 @dataclass(slots=True)
@@ -139,8 +93,9 @@ class EngineActor:
         self._resting = self._incomplete = False
         self._beat = time.monotonic()
         self._tokens, self._busy_s = 0, 0.0
-        self._failure: Failure | None = None
-        self._done: list[Done] = []
+        self._failure: Exception | None = None
+        self._done: list[tuple[int, Completion]] = []
+        """Finished samples that no report has, with the numbers of their orders."""
         self._hurry = False
 
     def start(self, make: MakeEngine, weights: StoredWeights, background: bool) -> Answer:
@@ -276,13 +231,13 @@ class EngineActor:
 
     def _report(self) -> EngineReport:
         done, self._done = self._done, []
+        engine = self._engine
+        counts = (0, 0) if engine is None else (engine.preempted, engine.prefix_hits)
         return EngineReport(
-            Finished.of(done),
+            [(number, completion.index) for number, completion in done],
+            Shipment(completion.sample for _, completion in done),
+            Totals(self._tokens, self._busy_s, *counts),
             stuck_s=time.monotonic() - self._beat,
-            tokens=self._tokens,
-            busy_s=self._busy_s,
-            preempted=0 if self._engine is None else self._engine.preempted,
-            prefix_hits=0 if self._engine is None else self._engine.prefix_hits,
             failure=self._failure,
         )
 
@@ -319,7 +274,7 @@ class EngineActor:
             value = command()
         except BaseException as error:
             with self._news:  # what the engine holds now is not known
-                self._failure = self._failure or Failure.of(error)
+                self._failure = self._failure or sendable(error, *KNOWN)
                 self._news.notify_all()
             if result is not None:
                 result.set_exception(error)
@@ -335,7 +290,7 @@ class EngineActor:
         self._keep(completions)
 
     def _keep(self, completions: list[Completion]) -> None:
-        done: list[Done] = []
+        done: list[tuple[int, Completion]] = []
         for completion in completions:
             order = self._orders[completion.request_id]
             order.missing.discard(completion.index)
@@ -354,4 +309,4 @@ def _result(future: Future[Any]) -> Answer:
     try:
         return Answer(future.result())
     except BaseException as error:  # SystemExit among them, of an engine of the user's
-        return Answer(failure=Failure.of(error))
+        return Answer(error=sendable(error, *KNOWN))

@@ -101,7 +101,14 @@ class EnginePool(Engine):
         return sum(replica.totals.prefix_hits for replica in self._replicas)
 
     def submit(self, request: Request) -> None:
-        self._place(request)
+        """Gives a request to the engine with the least work."""
+        order = Order(self._next, request, set(request.indices))
+        self._next += 1
+        there = [replica for replica in self._replicas if replica.in_service]
+        if there:
+            min(there, key=lambda replica: replica.load).submit(order)
+        else:
+            self._waiting.append(order)
 
     def flush(self) -> None:
         """Sends all requests to the engines."""
@@ -208,20 +215,17 @@ class EnginePool(Engine):
                 if self._ranks_lost is not None:
                     raise self._ranks_lost
                 with self._or_lost(replica):
-                    self._await_one(replica, end)
-
-    def _await_one(self, replica: EngineReplica, end: float) -> None:
-        try:
-            there = replica.started(max(0.0, end - time.monotonic()))
-        except EngineLostError as error:
-            if error.more:  # it would fail again
-                raise UserError(f"engine {replica.index} cannot be started: {error}", error.more) from None
-            raise
-        if not there:
-            raise UserError(
-                f"cluster.engines: engine {replica.index} of {len(self._replicas)} did not start within {START_S:.0f} "
-                f"s; {ROOM}"
-            )
+                    try:
+                        there = replica.started(max(0.0, end - time.monotonic()))
+                    except EngineLostError as error:
+                        if error.more:  # it would fail again
+                            raise UserError(f"engine {replica.index} cannot be started: {error}", error.more) from None
+                        raise
+                    if not there:
+                        raise UserError(
+                            f"cluster.engines: engine {replica.index} of {len(self._replicas)} did not start within "
+                            f"{START_S:.0f} s; {ROOM}"
+                        )
 
     def _in_store(self) -> StoredWeights:
         """The current weights, which are stored if they are not, or not any more."""
@@ -232,16 +236,6 @@ class EnginePool(Engine):
     def _start(self, replicas: Sequence[EngineReplica]) -> None:
         for replica in replicas:
             replica.start(self._make, self._in_store())
-
-    def _place(self, request: Request) -> None:
-        """Gives a request to the engine with the least work."""
-        order = Order(self._next, request, set(request.indices))
-        self._next += 1
-        there = [replica for replica in self._replicas if replica.in_service]
-        if there:
-            min(there, key=lambda replica: replica.load).submit(order)
-        else:
-            self._waiting.append(order)
 
     def _tend(self) -> None:
         """Looks after engines that do not answer, are lost, or are starting again, and after the orders of these."""
@@ -260,7 +254,7 @@ class EnginePool(Engine):
         if self._waiting and any(replica.in_service for replica in self._replicas):
             waiting, self._waiting = self._waiting, []
             for order in waiting:
-                self._place(order.left())
+                self.submit(order.left())
             self.flush()
 
     def _collect(self, busy: Sequence[EngineReplica], timeout_s: float) -> None:
@@ -282,14 +276,14 @@ class EnginePool(Engine):
 
     def _take(self, replica: EngineReplica, report: EngineReport) -> None:
         replica.note(report)
-        for number, completion in report.finished.unpack():
+        for (number, index), sample in zip(report.finished, report.samples, strict=True):
             order = replica.orders.get(number)
-            if order is None or completion.index not in order.missing:
+            if order is None or index not in order.missing:
                 continue  # it was cancelled
-            order.missing.discard(completion.index)
+            order.missing.discard(index)
             if not order.missing:
                 del replica.orders[number]
-            self._finished.append(completion)
+            self._finished.append(Completion(order.request.id, index, sample))
 
     def _everywhere(self, method: str, *arguments: Any) -> None:
         """Calls a method of all engines, and waits for those in service; those that start carry it out afterwards."""

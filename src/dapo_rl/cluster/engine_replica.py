@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dapo_rl.cluster.engine_actor import Answer, EngineActor, EngineReport
+from dapo_rl.cluster.answer import Answer
+from dapo_rl.cluster.engine_actor import EngineActor, EngineReport, Totals
 from dapo_rl.cluster.exit_reason import LESS_FOR_ENGINES, describe_loss, for_want_of_memory, losses
 from dapo_rl.cluster.ray_session import import_ray
 from dapo_rl.cluster.weights_object_store import StoredWeights
 from dapo_rl.engines.protocol import Request
+from dapo_rl.errors import UserError
 
 FIRST_PATIENCE = 10
 """The first samples of an engine may take this many times longer than `cluster.timeout_s`: kernels are compiled."""
@@ -50,19 +52,6 @@ class Order:
         return replace(self.request, partial=partial, new=new)
 
 
-@dataclass(slots=True)
-class Totals:
-    """What an engine has done so far, over all its actors."""
-
-    tokens: int = 0
-    busy_s: float = 0.0
-    preempted: int = 0
-    prefix_hits: int = 0
-
-    def __add__(self, other: Totals) -> Totals:
-        return Totals(*(getattr(self, name) + getattr(other, name) for name in self.__slots__))
-
-
 class EngineReplica:
     """Starts the actor, and starts another in its place after it was lost."""
 
@@ -71,7 +60,8 @@ class EngineReplica:
         self._ray = import_ray()
         self._class = self._ray.remote(concurrency_groups={CONTROL: 1, COLLECT: 1})(EngineActor)
         self._options = {"num_cpus": 1, "scheduling_strategy": "SPREAD", **options}
-        self._actor: Any = None
+        self.actor: Any = None
+        """Another one after each start."""
         self._starting: Any = None
         self._collecting: Any = None
         self._asked = 0.0
@@ -88,18 +78,13 @@ class EngineReplica:
         return sum(len(order.missing) for order in self.orders.values())
 
     @property
-    def actor(self) -> Any:
-        """Another one after each start."""
-        return self._actor
-
-    @property
     def absent(self) -> bool:
         """Whether it is neither in service nor starting."""
-        return self._actor is None
+        return self.actor is None
 
     @property
     def in_service(self) -> bool:
-        return self._actor is not None and self._starting is None
+        return self.actor is not None and self._starting is None
 
     @property
     def timeout_s(self) -> float:
@@ -108,11 +93,12 @@ class EngineReplica:
 
     @property
     def totals(self) -> Totals:
-        return self._earlier + self._now
+        """Over all its actors."""
+        return self._earlier.plus(self._now)
 
     def start(self, make: Any, weights: StoredWeights) -> None:
         """`make` is a MakeEngine in the object store. Does not wait."""
-        self._actor = self._new_actor()
+        self.actor = self._new_actor()
         self._starting = self.send("start", make, weights, self._background)
         self.version = weights.version
 
@@ -142,12 +128,12 @@ class EngineReplica:
     def send(self, method: str, *arguments: Any) -> Any:
         """Calls a method of the actor; `result` waits for it."""
         self.flush()
-        return getattr(self._actor, method).options(concurrency_group=CONTROL).remote(*arguments)
+        return getattr(self.actor, method).options(concurrency_group=CONTROL).remote(*arguments)
 
     def asks(self) -> Any:
         """The report that the engine was asked for."""
         if self._collecting is None:
-            collect = self._actor.collect.options(concurrency_group=COLLECT)
+            collect = self.actor.collect.options(concurrency_group=COLLECT)
             self._collecting, self._asked = collect.remote(REPORT_S), time.monotonic()
         return self._collecting
 
@@ -168,13 +154,13 @@ class EngineReplica:
             raise EngineLostError(f"no answer for {self._timeout_s:g} s")
 
     def note(self, report: EngineReport) -> None:
-        self._now = Totals(report.tokens, report.busy_s, report.preempted, report.prefix_hits)
+        self._now = report.totals
 
     def end(self) -> list[Order]:
         """Ends the actor; returns the orders that it has not finished."""
-        if self._actor is not None:
+        if self.actor is not None:
             self._end_actor()
-        self._actor = self._starting = self._collecting = None
+        self.actor = self._starting = self._collecting = None
         self._earlier, self._now = self.totals, Totals()
         orders, self.orders, self._unsent = list(self.orders.values()), {}, []
         return orders
@@ -190,16 +176,20 @@ class EngineReplica:
         except (*losses(self._ray), errors.ObjectLostError) as error:
             advice = LESS_FOR_ENGINES if for_want_of_memory(self._ray, error) else ""
             raise EngineLostError(f"it {describe_loss(self._ray, error)}", advice=advice) from None
-        report = value.value if isinstance(value, Answer) else value
-        failure = value.failure or (report.failure if isinstance(report, EngineReport) else None)
-        if failure is not None:
-            if failure.kind != "other":
-                raise failure.error(self.index)
-            raise EngineLostError(f"it failed with {failure.text.strip().rpartition(chr(10))[2]}", failure.text)
-        return report
+        result, failure = (value.value, value.error) if isinstance(value, Answer) else (value, None)
+        if isinstance(result, EngineReport):
+            failure = failure or result.failure
+        if failure is None:
+            return result
+        if isinstance(failure, UserError):
+            raise failure
+        text = str(failure)
+        if type(failure) is RuntimeError:
+            raise EngineLostError(f"it failed with {text.strip().rpartition(chr(10))[2]}", text)
+        raise type(failure)(f"engine {self.index}: {text}")
 
     def _new_actor(self) -> Any:
         return self._class.options(**self._options).remote()
 
     def _end_actor(self) -> None:
-        self._ray.kill(self._actor)
+        self._ray.kill(self.actor)

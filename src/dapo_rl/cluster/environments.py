@@ -53,6 +53,16 @@ class EnvironmentActor:
         self._pool.close()
 
 
+@dataclass(slots=True)
+class _NodeActor:
+    """The actor of a node; None: it was lost, and is not started again yet."""
+
+    node: str
+    actor: Any
+    lost: int = 0
+    """How often."""
+
+
 class DistributedEnvironments:
     """Environments on all nodes, with the methods of an `EnvironmentPool`. Episodes are dealt out to the nodes in turn.
 
@@ -69,13 +79,26 @@ class DistributedEnvironments:
         note: Callable[[str], None] = lambda _: None,
     ) -> None:
         """`restarts`: how often each actor is started again. `note` is told of losses."""
+        from ray import cloudpickle
+
         self.name = name
         self.tools: Sequence[ToolSchema] = getattr(factory, "tools", ())
         self.deterministic = declares(factory, "deterministic")
         self.takes_tokens = declares(factory, "takes_tokens")
         self.has_state = declares(factory, "has_state")
         own = settings.model_copy(update={"workers": settings.workers_per_node})
-        self._nodes = _NodeActors(factory, own, name, restarts, note)
+        self._ray, self._restarts, self._note = import_ray(), restarts, note
+        self._made = self._ray.remote(num_cpus=0, max_concurrency=AT_A_TIME, max_restarts=0)(EnvironmentActor)
+        for module in modules_of_files():  # the nodes need not have the files
+            cloudpickle.register_pickle_by_value(module)
+        self._arguments = (cloudpickle.dumps(factory), own, name, os.getcwd())
+        self._nodes = [_NodeActor(node, self._start(node)) for node in self._live_nodes()]
+        self._turn = itertools.count()
+        self._losses: deque[tuple[Any, Exception]] = deque()
+        """As threads of Ray learn of them."""
+        self._why, self._more = "", ""
+        """Of the last loss."""
+        self._look_at = 0.0
         self._episodes: dict[str, Any] = {}
         self._keys = itertools.count()
 
@@ -83,7 +106,7 @@ class DistributedEnvironments:
         return f"episode-{next(self._keys)}"
 
     def open(self, key: str, prompt: Prompt, seed: int) -> Future[Result]:
-        self._episodes[key] = self._nodes.next_actor()
+        self._episodes[key] = self._next_actor()
         return self._call("open", key, prompt, seed)
 
     def step(self, key: str, turn: AssistantTurn) -> Future[Result]:
@@ -103,7 +126,12 @@ class DistributedEnvironments:
 
     def close(self) -> None:
         """Ends the actors with their processes."""
-        self._nodes.close()
+        actors = [each.actor for each in self._nodes if each.actor is not None]
+        self._nodes = []
+        for actor in actors:
+            actor.close.remote()
+        for actor in actors:
+            self._ray.kill(actor)
 
     def _call(self, operation: str, key: str, *arguments: Any) -> Future[Result]:
         if (actor := self._episodes.get(key)) is None:
@@ -115,7 +143,7 @@ class DistributedEnvironments:
             try:
                 result = done.result()
             except Exception as error:
-                result = self._nodes.failure(actor, error)
+                result = self._failure(actor, error)
             if isinstance(result, Exception):
                 answer.set_exception(result)
             else:
@@ -124,49 +152,12 @@ class DistributedEnvironments:
         asked.add_done_callback(take)
         return answer
 
-
-@dataclass(slots=True)
-class _NodeActor:
-    """The actor of a node; None: it was lost, and is not started again yet."""
-
-    node: str
-    actor: Any
-    lost: int = 0
-    """How often."""
-
-
-class _NodeActors:
-    """An actor on each node. All but `failure` is called by one thread."""
-
-    def __init__(
-        self,
-        factory: Callable[[], Any],
-        settings: EnvSettings,
-        name: str,
-        restarts: int,
-        note: Callable[[str], None],
-    ) -> None:
-        from ray import cloudpickle
-
-        self._ray, self._restarts, self._note = import_ray(), restarts, note
-        self._made = self._ray.remote(num_cpus=0, max_concurrency=AT_A_TIME, max_restarts=0)(EnvironmentActor)
-        for module in modules_of_files():  # the nodes need not have the files
-            cloudpickle.register_pickle_by_value(module)
-        self._arguments = (cloudpickle.dumps(factory), settings, name, os.getcwd())
-        self._all = [_NodeActor(node, self._start(node)) for node in self._live_nodes()]
-        self._turn = itertools.count()
-        self._losses: deque[tuple[Any, Exception]] = deque()
-        """As threads of Ray learn of them."""
-        self._why, self._more = "", ""
-        """Of the last loss."""
-        self._look_at = 0.0
-
-    def next_actor(self) -> Any:
+    def _next_actor(self) -> Any:
         """The actor for the next episode."""
         self._count_losses()
-        if any(each.actor is None for each in self._all) and time.monotonic() >= self._look_at:
+        if any(each.actor is None for each in self._nodes) and time.monotonic() >= self._look_at:
             self._start_again()
-        present = [each.actor for each in self._all if each.actor is not None]
+        present = [each.actor for each in self._nodes if each.actor is not None]
         if not present:
             raise UserError(
                 f"env.workers_per_node: no node has environments left (cluster.restarts={self._restarts}); the last "
@@ -175,8 +166,9 @@ class _NodeActors:
             )
         return present[next(self._turn) % len(present)]
 
-    def failure(self, actor: Any, error: Exception) -> EpisodeFailure | Exception:
-        """The result of a call that raised. A lost or unreachable actor does not count against the environment."""
+    def _failure(self, actor: Any, error: Exception) -> EpisodeFailure | Exception:
+        """The result of a call that raised; called by a thread of Ray. A lost or unreachable actor does not count
+        against the environment."""
         known = self._ray.exceptions
         if isinstance(error, known.RayTaskError):
             raised: Exception = error
@@ -185,18 +177,10 @@ class _NodeActors:
             self._losses.append((actor, error))
         return EpisodeFailure("lost", f"the actor of its node {self._describe(error)}")
 
-    def close(self) -> None:
-        actors = [each.actor for each in self._all if each.actor is not None]
-        self._all = []
-        for actor in actors:
-            actor.close.remote()
-        for actor in actors:
-            self._ray.kill(actor)
-
     def _count_losses(self) -> None:
         while self._losses:
             actor, error = self._losses.popleft()
-            for each in self._all:
+            for each in self._nodes:
                 if each.actor is actor:
                     each.actor, self._look_at = None, 0.0
                     each.lost += 1
@@ -209,8 +193,8 @@ class _NodeActors:
         """Starts missing actors on their nodes, or on nodes that have none."""
         self._look_at = time.monotonic() + LOOK_S
         live = self._live_nodes()
-        free = [node for node in live if all(each.node != node for each in self._all)]
-        for each in self._all:
+        free = [node for node in live if all(each.node != node for each in self._nodes)]
+        for each in self._nodes:
             if each.actor is not None or each.lost > self._restarts:
                 continue
             if each.node not in live and free:

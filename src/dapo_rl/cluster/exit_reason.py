@@ -7,6 +7,7 @@ from typing import Any
 
 LOSSES = ("RayActorError", "OutOfMemoryError", "NodeDiedError", "LocalRayletDiedError", "WorkerCrashedError")
 """Ray's errors that mean that an actor is lost."""
+HOST_LOST = "was lost with its host"
 HOST_MEMORY = re.compile(r"was ([\d.]+) ?GB used / ([\d.]+) ?GB")
 KILLED = re.compile(r"Selected to kill: .*pid=(\d+), actual memory used=([\d.]+) ?GB")
 MONITOR = "RAY_memory_usage_threshold"
@@ -39,5 +40,5 @@ def describe_loss(ray: Any, error: Exception) -> str:
     if "ray.kill" in text:
         return "was ended by ray.kill"
     if isinstance(error, ray.exceptions.NodeDiedError) or "node has died" in text or "node is dead" in text:
-        return "was lost with its host"
+        return HOST_LOST
     return "was killed or crashed"

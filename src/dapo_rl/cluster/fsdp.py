@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 Stats = TypeVar("Stats", TokenStats, TokenValues)
 
 
-class RanksOutOfMemoryError(Exception):
+class RanksOutOfMemoryError(torch.OutOfMemoryError):
     """A forward pass did not fit into the memory of a rank. Every rank raises it, and can compute again."""
 
     def __init__(self, here: bool) -> None:

@@ -3,7 +3,6 @@ samples."""
 
 from __future__ import annotations
 
-import gc
 import os
 import resource
 import sys
@@ -24,10 +23,15 @@ from torch.distributed.tensor import DTensor
 from dapo_rl.base.hashing import Digests
 from dapo_rl.cluster.fsdp import RanksOutOfMemoryError, ShardedLogps, ShardedValues
 from dapo_rl.cluster.network import open_tcp_store
-from dapo_rl.cluster.place import Place
-from dapo_rl.cluster.placeholder_sample import PLACEHOLDER
-from dapo_rl.cluster.ray_ranks import COLLECTIVE
-from dapo_rl.cluster.sharded_checkpoint import frozen_checksum, own_digests, read_shards, shard_tensors, write_shards
+from dapo_rl.cluster.ray_ranks import COLLECTIVE, Place
+from dapo_rl.cluster.sharded_checkpoint import (
+    frozen_checksum,
+    local_part,
+    own_digests,
+    read_shards,
+    shard_tensors,
+    write_shards,
+)
 from dapo_rl.cluster.weights_broadcast import Address, ChannelBrokenError, WeightChannel, WeightLayout
 from dapo_rl.cluster.weights_ipc import Bucket, lend, memory_of
 from dapo_rl.cluster.weights_object_store import PackedWeight, pack_weight
@@ -39,12 +43,10 @@ from dapo_rl.models.lora import PlainWeight, adapter_weights, save_adapter, with
 from dapo_rl.models.response_logps import ResponsePass, TokenStats
 from dapo_rl.models.save import save_model, why_no_copy
 from dapo_rl.models.values import TokenValues
-from dapo_rl.train.coefficients import Coefs
 from dapo_rl.train.critic import HFCritic
-from dapo_rl.train.learner import Learner, Stats, budget_note
-from dapo_rl.train.loss_denominators import Counts
+from dapo_rl.train.learner import Learner, Stats
 from dapo_rl.train.policy import HFPolicy
-from dapo_rl.types import FloatArray, Trajectory, Update
+from dapo_rl.types import FloatArray, Trajectory
 
 T = TypeVar("T")
 
@@ -60,7 +62,6 @@ class LearnerWorker(Learner[Stats]):
 
     shards: ClassVar[str]
     """The directory of the shards within a checkpoint."""
-    _placeholder = PLACEHOLDER
 
     def __init__(self, load: Load, *, place: Place, train: TrainSettings, offload: bool = False, **how: Any) -> None:
         """The ranks of a host load the model one after the other, so that one at a time has all of it in memory.
@@ -99,18 +100,26 @@ class LearnerWorker(Learner[Stats]):
         finally:
             self._busy_s += time.perf_counter() - started
 
+    def _results(self, *how: Any, **more: Any) -> list[FloatArray]:
+        with self._timed():
+            return super()._results(*how, **more)
+
+    def _learn(self, *how: Any, **more: Any) -> Any:
+        with self._timed():
+            return super()._learn(*how, **more)
+
     def notes(self) -> tuple[str | None, str | None]:
         """Notes for the user on how the model is trained, and on how checkpoints are written."""
-        return self.note, next((note for note in self._gather(self.save_note) if note), None)
+        return self.note, self._first(self.save_note)
 
     def copy_shards(self) -> None:
         """Copies this rank's shards of the weights and moments to host memory, for `write_shards`. If there is no
         memory for that, they must not change until they are written."""
-        self._place.alive()
-        tensors = shard_tensors(self.model, self._optimizer, self._synced)
-        self._agree_finite({name: _local(tensor) for name, tensor in tensors.items()}, "the checkpoint's tensors")
+        tensors = shard_tensors(self.model, self.optimizer, self._synced)
+        local = {name: local_part(tensor) for name, tensor in tensors.items()}
+        self._agree_finite(local, "the checkpoint's tensors")
         if self._copies is not None:
-            copied = self._copies.take({name: _local(tensor) for name, tensor in tensors.items()})
+            copied = self._copies.take(local)
             tensors = {name: self._on_host(copied[name], tensor) for name, tensor in tensors.items()}
         self._to_write = {**tensors, "lowered_budget": self._lowered_budget, "frozen": self._frozen}
 
@@ -123,14 +132,16 @@ class LearnerWorker(Learner[Stats]):
 
     def load(self, directory: Path) -> None:
         """Loads what any number of ranks wrote. A NonFiniteError leaves the policy unchanged."""
-        self._place.alive()
-        loaded = read_shards(directory, self.shards, self.model, self._optimizer, self._talk, self._synced)
-        if loaded.extra.get("frozen") != self._frozen:
+        how = (self.model, self.optimizer, self._talk, self._synced)
+        stored, own, extra = read_shards(directory, self.shards, *how)
+        if extra.get("frozen") != self._frozen:
             other = "the weights that are not trained are others"
             raise UserError(f"{directory}: belongs to a different model: {other}; resume with the run's own model")
-        self._agree_finite({name: _local(value) for name, value in loaded.tensors.items()}, "its tensors")
-        loaded.restore()
-        if (lowered := loaded.extra["lowered_budget"]) is not None:
+        self._agree_finite({name: local_part(value) for name, value in stored.items()}, "its tensors")
+        with torch.no_grad():
+            for name, tensor in stored.items():
+                own[name].copy_(tensor)
+        if (lowered := extra["lowered_budget"]) is not None:
             self._token_budget = self._lowered_budget = min(self._token_budget, lowered)
 
     @cached_property
@@ -139,14 +150,9 @@ class LearnerWorker(Learner[Stats]):
         sums = self._gather(frozen_checksum(self.model))
         return None if sums[0] is None else sum(of_rank or 0 for of_rank in sums)
 
-    def _sharding(self) -> dict[str, Any]:
-        """How the forward pass shards the model."""
-        place = self._place
-        more: dict[str, Any] = {"offload": self._offload, "anyone": lambda here: any(self._gather(here))}
-        return {"mesh": self._mesh, "device": place.device, **more}
-
-    def _count(self, samples: Sequence[Trajectory]) -> Counts:
-        return Counts.over(self._gather(super()._count(samples)))
+    def _pass_of(self, model: Any, **how: Any) -> ResponsePass[Stats]:
+        sharding = {"mesh": self._mesh, "device": self._place.device, "offload": self._offload}
+        return super()._pass_of(model, anyone=lambda here: any(self._gather(here)), **sharding, **how)
 
     def _over_ranks(self, sums: Tensor) -> Tensor:
         dist.all_reduce(sums)
@@ -161,48 +167,14 @@ class LearnerWorker(Learner[Stats]):
         with _alive_meanwhile(self._place) if first else nullcontext():  # the 8-bit optimizer compiles its step
             super()._step()
 
-    def _in_micro_batches(
-        self, samples: Sequence[Trajectory], compute: Callable[[Sequence[Trajectory], int], T]
-    ) -> list[tuple[list[int], T]]:
-        """As many micro-batches on each rank as on the rank with the most. `compute` is told their number on all.
+    def _is_here(self, error: torch.OutOfMemoryError) -> bool:
+        """A backward pass that does not fit stops the run: the other ranks wait in collectives that it has not
+        begun."""
+        if isinstance(error, RanksOutOfMemoryError):
+            return error.here
+        raise UserError(self._too_large()) from None
 
-        If a forward pass does not fit into memory, everything is recomputed with smaller micro-batches on all ranks. A
-        backward pass that does not fit stops the run: the other ranks wait in collectives that it has not begun.
-        """
-        while True:
-            own = self._micro_batches(samples)
-            numbers = self._gather(len(own))
-            done: list[tuple[list[int], T]] = []
-            for k in range(max(numbers)):
-                self._place.alive()
-                indices = own[k] if k < len(own) else []
-                try:
-                    done.append((indices, compute([samples[i] for i in indices] or [self._placeholder], sum(numbers))))
-                except RanksOutOfMemoryError as error:
-                    here = error.here
-                    break
-                except torch.OutOfMemoryError:
-                    raise UserError(self._too_large()) from None
-            else:
-                return done
-            done.clear()
-            self._optimizer.zero_grad(set_to_none=True)
-            gc.collect()
-            torch.cuda.empty_cache()
-            alone = here and (len(indices) <= 1 or self._token_budget == 1)
-            if problem := next((p for p in self._gather(self._too_large() if alone else None) if p), None):
-                raise UserError(problem)
-            self._lower_budget(samples, sum(numbers))
-
-    def _lower_budget(self, samples: Sequence[Trajectory], count: int) -> None:
-        """Halves the budget until the samples of all ranks need more than `count` micro-batches."""
-        before = self._token_budget
-        while sum(self._gather(len(self._micro_batches(samples)))) <= count and self._token_budget > 1:
-            self._token_budget //= 2
-        self._lowered_budget = self._token_budget
-        self._notes.append(budget_note(before, self._token_budget))
-
-    def _too_large(self) -> str:
+    def _too_large(self, samples: Sequence[Trajectory] = ()) -> str:
         return (
             f"out of memory on rank {self._place.rank} with micro-batches of {self._token_budget} tokens; lower "
             "train.token_budget or sampling.max_new_tokens, or set train.gradient_checkpointing=true"
@@ -210,6 +182,7 @@ class LearnerWorker(Learner[Stats]):
 
     def _gather(self, value: T) -> list[T]:
         """The value of each rank."""
+        self._place.alive()
         values: list[Any] = [None] * self._place.world_size
         dist.all_gather_object(values, value, self._talk)
         return values
@@ -228,25 +201,25 @@ class LearnerWorker(Learner[Stats]):
 
     def _why_no_copy(self) -> str | None:
         """The ranks of a host share its memory."""
-        held = sum(_local(parameter).nbytes for parameter in self.model.parameters() if parameter.requires_grad)
+        held = sum(local_part(parameter).nbytes for parameter in self.model.parameters() if parameter.requires_grad)
         moments = held // 2 if self._train.optimizer == "adamw_8bit" else 2 * held
         copied = self.copies * (held * (1 if self._synced is None else 2) + moments) * self._place.of_host
         return why_no_copy(copied, 0 if self._place.device.type == "cuda" and not self._offload else copied)
 
-    def _not_finite(self, tensors: Any) -> str | None:
-        """The name of a tensor that is not finite on some rank, or None."""
-        return next((name for name in self._gather(not_finite(tensors)) if name), None)
+    def _first(self, value: T | None) -> T | None:
+        """The first rank's value that is not None."""
+        return next((of_rank for of_rank in self._gather(value) if of_rank is not None), None)
 
     def _agree_finite(self, tensors: Any, what: str) -> None:
         """Raises on all ranks if a tensor of one is not finite."""
-        if name := self._not_finite(tensors):
+        if name := self._first(not_finite(tensors)):
             raise NonFiniteError(f"{what} are not finite, in {name}")
 
 
 class PolicyWorker(LearnerWorker[TokenStats], HFPolicy):
     """One rank's part of a policy, and of a critic if there is one."""
 
-    shards = "shards"
+    forward, shards = ShardedLogps, "shards"
     critic: CriticWorker | None = None
     _lent: Bucket = ()
     _channel: WeightChannel | None = None
@@ -258,22 +231,6 @@ class PolicyWorker(LearnerWorker[TokenStats], HFPolicy):
     def planned(self) -> MemoryPlan:
         """What it keeps in GPU memory."""
         return self.plan
-
-    def score(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
-        with self._timed():
-            return super().score(samples)
-
-    def score_reference(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
-        with self._timed():
-            return super().score_reference(samples)
-
-    def score_entropy(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
-        with self._timed():
-            return super().score_entropy(samples)
-
-    def update(self, samples: Sequence[Trajectory], lr: float, coefs: Coefs | None = None) -> Update:
-        with self._timed():
-            return super().update(samples, lr, coefs)
 
     def work_done(self) -> tuple[float, int]:
         """The seconds spent on scores and updates since the last call, and the peak memory so far, in bytes: of its
@@ -310,7 +267,6 @@ class PolicyWorker(LearnerWorker[TokenStats], HFPolicy):
 
     def lend_weights(self, names: Sequence[str], dtype: torch.dtype | None, borrowers: int) -> list[bytes]:
         """Handles of these weights, one for each borrower, valid until the next call."""
-        self._place.alive()
         own, device = self._plain_weights(), self._place.device
         lent: list[tuple[str, Tensor]] = []
         for name in names:
@@ -364,7 +320,7 @@ class PolicyWorker(LearnerWorker[TokenStats], HFPolicy):
 
     def weights_not_finite(self) -> str | None:
         """The name of the first weight that is not finite on some rank, or None."""
-        return self._not_finite({name: _local(p) for name, p in self.model.named_parameters()})
+        return self._first(not_finite({name: local_part(p) for name, p in self.model.named_parameters()}))
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Saves what one process saves, from the first rank."""
@@ -398,25 +354,11 @@ class PolicyWorker(LearnerWorker[TokenStats], HFPolicy):
                 weights[weight.name] = full
         return weights
 
-    def _pass_of(self, model: Any, **how: Any) -> ResponsePass[TokenStats]:
-        return ShardedLogps(model, **self._sharding(), **how)
-
 
 class CriticWorker(LearnerWorker[TokenValues], HFCritic):
     """One rank's part of a critic."""
 
-    shards = "critic"
-
-    def score(self, samples: Sequence[Trajectory]) -> list[FloatArray]:
-        with self._timed():
-            return super().score(samples)
-
-    def update(self, samples: Sequence[Trajectory], lr: float) -> Update:
-        with self._timed():
-            return super().update(samples, lr)
-
-    def _pass_of(self, model: Any, **how: Any) -> ResponsePass[TokenValues]:
-        return ShardedValues(model, **self._sharding(), **how)
+    forward, shards = ShardedValues, "critic"
 
 
 @contextmanager
@@ -437,7 +379,3 @@ def _alive_meanwhile(place: Place) -> Iterator[None]:
 
 def _whole(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-
-
-def _local(value: Any) -> Any:
-    return value.to_local() if isinstance(value, DTensor) else value

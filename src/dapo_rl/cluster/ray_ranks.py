@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import threading
 import time
-import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from operator import attrgetter
 from typing import Any
 
+import torch
+import torch.distributed as dist
+
+from dapo_rl.cluster.answer import Answer, sendable
 from dapo_rl.cluster.exit_reason import LESS_FOR_RANKS, describe_loss, for_want_of_memory, losses
 from dapo_rl.cluster.network import open_tcp_store, tcp_store, use_interface
-from dapo_rl.cluster.place import Place
 from dapo_rl.cluster.ray_session import import_ray
-from dapo_rl.errors import NonFiniteError, RankLostError, UnsavedError, UserError
+from dapo_rl.errors import NonFiniteError, RankLostError, UserError
 
 GRACE_S = 5.0
 """Seconds that the other ranks have to finish after one has failed."""
@@ -27,19 +29,24 @@ COLLECTIVE = timedelta(hours=24)
 GROUPS = {"watch": 1, "disk": 1}
 """Threads of an actor besides the one that computes: it answers while it works, and writes while it computes."""
 
-MakePolicy = Callable[[Place], Any]
-"""Builds what a rank does: its methods are called by name. Sent to the rank, so that it is defined in a module."""
-
 
 @dataclass(frozen=True, slots=True)
-class Placing:
-    """Where ranks run and how much they may take."""
+class Place:
+    """A rank's place among the others."""
 
-    device: str = "cpu"
-    gpus: float = 0
-    """The share of a GPU that Ray sets aside for a rank."""
-    threads: int = 1
-    """Threads of a rank on a CPU."""
+    rank: int
+    world_size: int
+    device: torch.device
+    alive: Callable[[], None] = lambda: None
+    """Called while the rank makes progress."""
+    on_host: int = 0
+    """Its number among the ranks of its host."""
+    of_host: int = 1
+    """The ranks of its host."""
+
+
+MakePolicy = Callable[[Place], Any]
+"""Builds what a rank does: its methods are called by name. Sent to the rank, so that it is defined in a module."""
 
 
 class RayRanks:
@@ -50,14 +57,17 @@ class RayRanks:
         make: MakePolicy,
         world_size: int,
         *,
-        placing: Placing | None = None,
+        on_gpu: bool = False,
+        gpus: float = 0.0,
+        threads: int = 1,
         timeout_s: float = 60.0,
         start_timeout_s: float = 600.0,
     ) -> None:
-        """`timeout_s` is how long the ranks may go without progress; to start they have `start_timeout_s`."""
+        """`gpus` is the share of a GPU that Ray sets aside for a rank; `threads` is the number of threads of a rank on
+        a CPU. `timeout_s` is how long the ranks may go without progress; to start they have `start_timeout_s`."""
         self._ray = import_ray()
         self.world_size, self._timeout_s = world_size, timeout_s
-        self._placing = placing or Placing()
+        self._gpus = gpus
         self._lock = threading.Lock()
         self._lost: RankLostError | None = None
         """The first loss. A call in another thread then fails because the ranks are ended."""
@@ -66,38 +76,34 @@ class RayRanks:
             processes = self._first_words(start_timeout_s)
             self.pids = [pid for _, pid in processes]
             store = self._answer(self._actors[0].open_store.remote(), 0, "start")
-            starts = [_Start(make, place, self._placing, store) for place in _places(processes)]
-            self._run("join", [(start,) for start in starts], start_timeout_s)
+            places = _places([host for host, _ in processes], on_gpu)
+            self._run("join", [(make, place, threads, store) for place in places], start_timeout_s)
         except BaseException:
             self.close(kill=True)
             raise
 
-    def call(
-        self, method: str, arguments: Sequence[tuple[Any, ...]] | None = None, *, patience: float = 1
-    ) -> list[Any]:
-        """Calls a method on every rank, with each rank's arguments; the results by rank. `patience` multiplies the time
-        that they may go without progress.
+    def call(self, method: str, *arguments: Any, patience: float = 1) -> list[Any]:
+        """Calls a method on every rank; the results by rank. `patience` multiplies the time that they may go without
+        progress.
 
         An error that all ranks agree on is raised, and they can be called again. After any other error all are ended.
         """
-        values = arguments or [()] * self.world_size
-        return self._run("call", [(method, *own) for own in values], self._timeout_s * patience, name=method)
+        values = [(method, *arguments)] * self.world_size
+        return self._run("call", values, self._timeout_s * patience, name=method)
 
-    def call_aside(
-        self,
-        method: str,
-        arguments: Sequence[tuple[Any, ...]] | None = None,
-        *,
-        check: Callable[[], None] = lambda: None,
-    ) -> list[Any]:
+    def call_each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
+        """`call` with arguments of its own for each rank."""
+        return self._run("call", [(method, *own) for own in arguments], self._timeout_s, name=method)
+
+    def call_aside(self, method: str, *arguments: Any, check: Callable[[], None] = lambda: None) -> list[Any]:
         """`call` in a thread of its own, here and on the ranks, while `call` is used. It may take any time, as long as
         the ranks' processes answer. `check` is called meanwhile; it raises to abandon the call."""
-        values = [(method, *own) for own in arguments or [()] * self.world_size]
+        values = [(method, *arguments)] * self.world_size
         return self._run("call", values, self._timeout_s, name=method, aside=True, check=check)
 
     def store(self, method: str, *arguments: Any) -> Any:
-        """`call` with the same arguments on every rank. The result of the first stays in Ray's object store, and
-        belongs to this process; the reference to it."""
+        """`call`, with the result of the first rank in Ray's object store, where it belongs to this process; the
+        reference to it."""
         kept: list[Any] = []
         self._run("call_and_store", [(method, *arguments)] * self.world_size, self._timeout_s, name=method, kept=kept)
         return kept[0]
@@ -110,7 +116,7 @@ class RayRanks:
             self._end(actors, kill)
 
     def _start(self) -> list[Any]:
-        make = self._ray.remote(num_cpus=1, num_gpus=self._placing.gpus, max_restarts=0, concurrency_groups=GROUPS)
+        make = self._ray.remote(num_cpus=1, num_gpus=self._gpus, max_restarts=0, concurrency_groups=GROUPS)
         actor = make(RankActor)
         return [actor.remote() for _ in range(self.world_size)]
 
@@ -134,7 +140,7 @@ class RayRanks:
         arguments: Sequence[tuple[Any, ...]],
         timeout_s: float,
         *,
-        name: str | None = None,
+        name: str = "start",
         aside: bool = False,
         check: Callable[[], None] = lambda: None,
         kept: list[Any] | None = None,
@@ -151,7 +157,7 @@ class RayRanks:
                 calls.append(returned if kept is None else returned[0])
                 if kept is not None:
                     kept.append(returned[1])
-            answers = self._answers(actors, calls, name or "start", timeout_s, aside, check)
+            answers = self._answers(actors, calls, name, timeout_s, aside, check)
         except BaseException as error:  # what the ranks are doing is not known
             with self._lock:
                 if isinstance(error, RankLostError) and self._lost is None:
@@ -160,15 +166,14 @@ class RayRanks:
             if isinstance(error, RankLostError):
                 raise self._lost or error from None
             raise
-        failed = [answer for answer in answers if answer is not None and answer.error is not None]
-        if not failed:
+        errors = [(rank, answer.error) for rank, answer in enumerate(answers) if answer is not None and answer.error]
+        if not errors:
             return [answer.value for answer in answers if answer is not None]
-        first = failed[0].error
-        assert first is not None
-        agreed = len(failed) == self.world_size and isinstance(first, UserError | NonFiniteError)
+        rank, first = errors[0]
+        agreed = len(errors) == self.world_size and isinstance(first, UserError | NonFiniteError)
         if not agreed:
             self.close(kill=True)
-        raise first
+        raise RuntimeError(f"rank {rank}:\n{first}") if type(first) is RuntimeError else first
 
     def _answers(
         self,
@@ -178,11 +183,11 @@ class RayRanks:
         timeout_s: float,
         aside: bool,
         check: Callable[[], None],
-    ) -> list[_Answer | None]:
+    ) -> list[Answer | None]:
         """What each rank answered; None for those that did not answer because another failed."""
-        answers: list[_Answer | None] = [None] * len(calls)
+        answers: list[Answer | None] = [None] * len(calls)
         look_s = min(LOOK_S, timeout_s / 8)
-        watch = _Watch(self._ray, actors, any_answer=aside, clock=_Clock(2 * look_s))
+        watch = _Watch(self._ray, actors, any_answer=aside, most_s=2 * look_s)
         failed_at: float | None = None
         while waiting := [rank for rank, answer in enumerate(answers) if answer is None]:
             check()
@@ -210,45 +215,36 @@ class RayRanks:
             raise RankLostError(f"rank {rank} {describe_loss(self._ray, error)}, in {method}", advice) from None
 
 
-class _Clock:
-    """Time in which this process watches. While it is stopped (Ctrl-Z) or gets no CPU, it can hear of no progress: of
-    the time between two looks, no more than `most_s` counts."""
-
-    def __init__(self, most_s: float) -> None:
-        self._most_s, self._seen, self._now = most_s, time.monotonic(), 0.0
-
-    def now(self) -> float:
-        seen = time.monotonic()
-        self._now += min(seen - self._seen, self._most_s)
-        self._seen = seen
-        return self._now
-
-
 class _Watch:
-    """How far ranks have come in a call."""
-
-    def __init__(self, ray: Any, actors: Sequence[Any], any_answer: bool, clock: _Clock) -> None:
-        """With `any_answer`, a rank that answers makes progress."""
-        self._ray, self._actors, self._any_answer, self._clock = ray, actors, any_answer, clock
+    def __init__(self, ray: Any, actors: Sequence[Any], any_answer: bool, most_s: float) -> None:
+        """With `any_answer`, a rank that answers makes progress. While this process is stopped (Ctrl-Z) or gets no CPU,
+        it can hear of no progress: of the time between two looks, no more than `most_s` counts."""
+        self._ray, self._actors, self._any_answer, self._most_s = ray, actors, any_answer, most_s
+        self._time, self._seen = 0.0, time.monotonic()
         self._steps = [0] * len(actors)
         self._asked: dict[int, Any] = {}
-        self._heard = clock.now()
+        self._heard = self._now()
         self._answered = [self._heard] * len(actors)
+
+    def _now(self) -> float:
+        seen = time.monotonic()
+        self._time += min(seen - self._seen, self._most_s)
+        self._seen = seen
+        return self._time
 
     @property
     def silent_s(self) -> float:
         """Seconds since any rank has made progress; with `any_answer`, since the rank that is silent for the longest
         time has answered."""
-        return self._clock.now() - (min(self._answered) if self._any_answer else self._heard)
+        return self._now() - (min(self._answered) if self._any_answer else self._heard)
 
     def heard(self) -> None:
-        self._heard = self._clock.now()
+        self._heard = self._now()
 
     def look(self, waiting: Sequence[int]) -> None:
-        """Asks ranks for their progress, and takes the answers that have come."""
         for rank in range(len(self._actors)):
             if rank not in waiting:
-                self._answered[rank] = self._clock.now()
+                self._answered[rank] = self._now()
             elif rank not in self._asked:
                 self._asked[rank] = self._actors[rank].steps.options(concurrency_group="watch").remote()
         come, _ = self._ray.wait(list(self._asked.values()), num_returns=len(self._asked), timeout=0)
@@ -257,129 +253,86 @@ class _Watch:
                 steps = self._ray.get(self._asked.pop(rank))
             except losses(self._ray):  # its call reports this
                 continue
-            self._answered[rank] = self._clock.now()
+            self._answered[rank] = self._now()
             if steps != self._steps[rank]:
                 self._steps[rank] = steps
                 self.heard()
 
     def slowest(self, waiting: Sequence[int]) -> list[int]:
         """The ranks that have come least far, or do not answer."""
-        if mute := [rank for rank in waiting if self._clock.now() - self._answered[rank] > 2 * LOOK_S]:
+        if mute := [rank for rank in waiting if self._now() - self._answered[rank] > 2 * LOOK_S]:
             return mute
         fewest = min(self._steps[rank] for rank in waiting)
         return [rank for rank in waiting if self._steps[rank] == fewest]
-
-
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    value: Any = None
-    error: Exception | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Start:
-    """What an actor needs to become a rank."""
-
-    make: MakePolicy
-    place: _RankOf
-    placing: Placing
-    store: tuple[str, int]
-    """Where ranks find each other: an address on the host of the first."""
-
-
-@dataclass(frozen=True, slots=True)
-class _RankOf:
-    rank: int
-    world_size: int
-    on_host: int
-    of_host: int
 
 
 class RankActor:
     """A process of Ray that becomes a rank."""
 
     def __init__(self) -> None:
-        self._rank, self._steps = 0, 0
+        self._steps = 0
         self._policy: Any = None
         self._store: Any = None
 
     def where(self) -> tuple[str, int]:
-        """Its host, and its process there."""
         return import_ray().get_runtime_context().get_node_id(), os.getpid()
 
     def open_store(self) -> tuple[str, int]:
         self._store, address = open_tcp_store()
         return address
 
-    def join(self, start: _Start) -> _Answer:
-        """Joins the process group, and builds the policy."""
-        self._rank = start.place.rank
-        return self._answer(lambda: self._join(start))
+    def join(self, make: MakePolicy, place: Place, threads: int, store: tuple[str, int]) -> Answer:
+        """Joins the process group, and builds the policy. Ranks find each other by the store, on the host of the
+        first; a rank on a CPU computes with so many threads."""
+        return self._answer(lambda: self._join(make, place, threads, store))
 
-    def call(self, method: str, *arguments: Any) -> _Answer:
+    def call(self, method: str, *arguments: Any) -> Answer:
         """Calls a method of the policy, or with `critic.` before its name, of the critic."""
         return self._answer(lambda: attrgetter(method)(self._policy)(*arguments))
 
-    def call_and_store(self, method: str, *arguments: Any) -> tuple[_Answer, Any]:
-        """`call`, with the result beside the answer."""
+    def call_and_store(self, method: str, *arguments: Any) -> tuple[Answer, Any]:
         answer = self.call(method, *arguments)
-        return _Answer(error=answer.error), answer.value
+        return Answer(error=answer.error), answer.value
 
     def steps(self) -> int:
-        """How often it has said that it makes progress."""
         return self._steps
 
     def leave(self) -> None:
-        import torch.distributed as dist
-
         self._policy = self._store = None
         if dist.is_initialized():
             dist.destroy_process_group()
 
-    def _join(self, start: _Start) -> None:
-        import torch
-        import torch.distributed as dist
-
-        of, on_gpu = start.place, start.placing.device == "cuda"
+    def _join(self, make: MakePolicy, place: Place, threads: int, store: tuple[str, int]) -> None:
+        on_gpu = place.device.type == "cuda"
         use_interface()
-        if on_gpu:  # Ray shows an actor the GPUs that are set aside for it
-            torch.cuda.set_device(0)
+        if on_gpu:
+            torch.cuda.set_device(place.device)
         else:
-            torch.set_num_threads(start.placing.threads)
-        store = self._store or tcp_store(*start.store)
+            torch.set_num_threads(threads)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-            store=store,
-            rank=of.rank,
-            world_size=of.world_size,
+            store=self._store or tcp_store(*store),
+            rank=place.rank,
+            world_size=place.world_size,
             timeout=COLLECTIVE,
         )
-        device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
-        place = Place(of.rank, of.world_size, device, self._alive, of.on_host, of.of_host)
-        self._policy = start.make(place)
+        self._policy = make(replace(place, alive=self._alive))
 
     def _alive(self) -> None:
         self._steps += 1
 
-    def _answer(self, work: Callable[[], Any]) -> _Answer:
+    def _answer(self, work: Callable[[], Any]) -> Answer:
         try:
             self._alive()
-            return _Answer(work())
+            return Answer(work())
         except Exception as error:
-            return _Answer(error=_sendable(error, self._rank))
+            return Answer(error=sendable(error, NonFiniteError))
 
 
-def _places(processes: Sequence[tuple[str, int]]) -> list[_RankOf]:
-    hosts = [host for host, _ in processes]
-    return [_RankOf(r, len(hosts), hosts[:r].count(host), hosts.count(host)) for r, host in enumerate(hosts)]
-
-
-def _sendable(error: Exception, rank: int) -> Exception:
-    """The error as the driver raises it: a mistake of the user as it is, any other with the rank's traceback."""
-    if isinstance(error, UnsavedError):  # the run goes on
-        return UnsavedError(str(error), error.reason, error.remedy)
-    if isinstance(error, UserError):
-        return UserError(str(error), error.more)
-    if isinstance(error, NonFiniteError):
-        return NonFiniteError(str(error))
-    return RuntimeError(f"rank {rank}:\n{''.join(traceback.format_exception(error))}")
+def _places(hosts: Sequence[str], on_gpu: bool) -> list[Place]:
+    """The places of ranks on these hosts. Ray shows each the GPU that is set aside for it as the first."""
+    device = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+    return [
+        Place(rank, len(hosts), device, on_host=hosts[:rank].count(host), of_host=hosts.count(host))
+        for rank, host in enumerate(hosts)
+    ]

@@ -86,7 +86,6 @@ class RayWatch:
 
 
 def vital_processes(node: Any) -> dict[str, int]:
-    """The ids of the processes on this host without which Ray ends, by what they are."""
     pids = {}
     if gcs := node.all_processes.get("gcs_server"):
         pids["its GCS"] = gcs[0].process.pid
@@ -110,7 +109,6 @@ def _exit(error: RayLostError) -> None:
 
 
 def _listener(path: str) -> int | None:
-    """The id of the process that listens at a socket, where the system tells."""
     if not hasattr(socket, "SO_PEERCRED"):
         return None
     try:

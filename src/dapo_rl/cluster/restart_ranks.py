@@ -14,8 +14,6 @@ from dapo_rl.train.checkpoint import Checkpoints, Part
 
 
 class Restarts:
-    """Starts the ranks again, at most `most` times, and restores the run."""
-
     def __init__(
         self,
         restart: Callable[[], None],

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,28 +16,13 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
-from dapo_rl.base.hashing import Digests
+from dapo_rl.base.hashing import Digests, file_sha256
 from dapo_rl.base.os_errors import reason_and_remedy
 from dapo_rl.base.quote import one_line
 from dapo_rl.errors import UnsavedError, UserError
 from dapo_rl.train.optimizer import is_8bit, moments_of
 
 METADATA = ".metadata"
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedShards:
-    """What a checkpoint has for this rank, not yet in the model."""
-
-    tensors: Mapping[str, Tensor]
-    extra: Mapping[str, Any]
-    own: Mapping[str, Tensor]
-    """The tensors of the model and of the optimizer under the same names."""
-
-    @torch.no_grad()
-    def restore(self) -> None:
-        for name, tensor in self.tensors.items():
-            self.own[name].copy_(tensor)
 
 
 def shard_tensors(model: Any, optimizer: torch.optim.Optimizer, reference: Any = None) -> dict[str, Tensor]:
@@ -52,7 +35,7 @@ def shard_tensors(model: Any, optimizer: torch.optim.Optimizer, reference: Any =
         tensors[f"weights.{name}"] = weight.detach()
         for key, moment in moments_of(optimizer, weight).items():
             if moment.dim() and is_8bit(optimizer):
-                tensors |= _own_parts(f"moments.{name}.{key}", _local(moment))
+                tensors |= _own_parts(f"moments.{name}.{key}", local_part(moment))
             else:
                 tensors[f"moments.{name}.{key}"] = moment
     if reference is not None:
@@ -73,14 +56,14 @@ def _own_mark() -> str:
     return f"rank{dist.get_rank()}of{dist.get_world_size()}"
 
 
-def _local(value: Any) -> Any:
+def local_part(value: Any) -> Any:
     return value.to_local() if isinstance(value, DTensor) else value
 
 
 def frozen_checksum(model: Any) -> int | None:
     """A checksum of the bits of this rank's shards of the weights that are not trained; None if there are none. Those
     of all ranks add up to that of the whole, however it is sharded."""
-    local = [_local(weight.detach()) for weight in model.parameters() if not weight.requires_grad]
+    local = [local_part(weight.detach()) for weight in model.parameters() if not weight.requires_grad]
     return sum(int(part.view(torch.int32).sum(dtype=torch.int64)) for part in local) if local else None
 
 
@@ -94,9 +77,8 @@ def write_shards(directory: Path, folder: str, state: Mapping[str, Any], group: 
 
 
 def own_digests(directory: Path, folder: str, rank: int) -> Digests:
-    """The hashes of the files that a rank has written; the first has also written the metadata."""
     files = [*(directory / folder).glob(f"__{rank}_*"), *([directory / folder / METADATA] if rank == 0 else [])]
-    return {file.relative_to(directory).as_posix(): _sha256(file) for file in files}
+    return {file.relative_to(directory).as_posix(): file_sha256(file) for file in files}
 
 
 def read_shards(
@@ -106,8 +88,9 @@ def read_shards(
     optimizer: torch.optim.Optimizer,
     group: dist.ProcessGroup,
     reference: Any = None,
-) -> LoadedShards:
-    """Reads what `write_shards` wrote, into new memory."""
+) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
+    """What a checkpoint has for this rank: its tensors by name, those of the model and of the optimizer that they
+    belong to, and the other values. Nothing is changed yet."""
     own = shard_tensors(model, optimizer, reference)
     reader = FileSystemReader(directory / folder)
     try:
@@ -132,7 +115,7 @@ def read_shards(
         load(state, storage_reader=reader, process_group=group)
     except CheckpointException as error:
         raise UserError(f"{directory}: cannot be read as a checkpoint: {one_line(_first(error))}") from error
-    return LoadedShards({name: state[name] for name in own}, {name: state[name] for name in extra}, own)
+    return {name: state[name] for name in own}, own, {name: state[name] for name in extra}
 
 
 def _first(error: CheckpointException) -> Exception:
@@ -141,13 +124,7 @@ def _first(error: CheckpointException) -> Exception:
     return reason if isinstance(reason, Exception) else RuntimeError(str(reason))
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _difference(own: Mapping[str, Tensor], stored: Mapping[str, list[int]]) -> str | None:
-    """How stored tensors differ from those of the model, or None."""
     for name, shape in stored.items():
         if name not in own:
             return f"it has {name}"

@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
+from dapo_rl.cluster.distributed_policy import DistributedWeights
 from dapo_rl.cluster.engine_replica import EngineReplica
-from dapo_rl.cluster.weights_broadcast import Address, SendingSource
-from dapo_rl.cluster.weights_ipc import BROKEN_OFF, END, LENT_BYTES, LendingSource
+from dapo_rl.cluster.weights_broadcast import Address
+from dapo_rl.cluster.weights_ipc import BROKEN_OFF, END, LENT_BYTES
 from dapo_rl.config import ClusterSettings
-from dapo_rl.models.weights import WeightSource
 
 LOAD_PATIENCE = 10
 """New weights may take this many times longer than `cluster.timeout_s`."""
@@ -40,21 +40,21 @@ class Delivery:
     def patience_s(self) -> float:
         return self._settings.timeout_s * LOAD_PATIENCE
 
-    def bring(self, version: int, source: WeightSource) -> bool:
+    def bring(self, version: int, source: Any) -> bool:
         """Gives all engines new weights; False if some engines need them from the store.
 
         If the ranks are lost meanwhile, engines do not generate until they get other weights.
         """
         if not all(replica.in_service for replica in self._replicas):
             return False
-        if self._settings.weights == "direct" and isinstance(source, LendingSource):
+        if self._settings.weights == "direct" and hasattr(source, "lent"):
             lenders = self._lenders(source)
             return bool(lenders) and self._lend(version, source, lenders)
-        if self._settings.weights == "broadcast" and isinstance(source, SendingSource):
+        if self._settings.weights == "broadcast" and hasattr(source, "send"):
             return self._join(source) and self._send(version, source)
         return False
 
-    def _lenders(self, source: LendingSource) -> list[int]:
+    def _lenders(self, source: DistributedWeights) -> list[int]:
         """The rank that can lend its weights to each engine; none if an engine is without one, or is lost."""
         ranks, calls = source.lenders(), [(replica, replica.send("memory", self._device)) for replica in self._replicas]
         found = []
@@ -64,7 +64,7 @@ class Delivery:
         complete = len(found) == len(calls) and set(found) <= set(ranks)
         return [ranks.index(memory) for memory in found] if complete else []
 
-    def _lend(self, version: int, source: LendingSource, lenders: Sequence[int]) -> bool:
+    def _lend(self, version: int, source: DistributedWeights, lenders: Sequence[int]) -> bool:
         """Has each engine read the weights of its rank. One that is lost meanwhile is started with stored ones."""
         reading = dict(zip(self._replicas, lenders, strict=True))
         for replica in reading:
@@ -85,7 +85,7 @@ class Delivery:
             raise
         return True
 
-    def _join(self, source: SendingSource) -> bool:
+    def _join(self, source: DistributedWeights) -> bool:
         """Forms a group with the first rank, if there is none of the same members."""
         actors = [replica.actor for replica in self._replicas]
         if (address := source.channel()) is not None and self._group == (address, actors):
@@ -103,7 +103,7 @@ class Delivery:
         source.close_channel()
         return False
 
-    def _send(self, version: int, source: SendingSource) -> bool:
+    def _send(self, version: int, source: DistributedWeights) -> bool:
         """Has all engines load the weights that the first rank sends; False if the group broke meanwhile."""
         for replica in self._replicas:
             replica.send("borrow", version, True)
@@ -128,7 +128,6 @@ class Delivery:
         return [(replica, replica.send("feed", handle)) for replica in self._replicas if replica.in_service]
 
     def _hear(self, calls: Calls) -> bool:
-        """Waits for the answers of engines; whether all are true."""
         answers = []
         for replica, ref in calls:
             with self._or_lost(replica):

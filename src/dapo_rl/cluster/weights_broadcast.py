@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -49,36 +49,7 @@ class WeightLayout:
         return WeightLayout(self.name, self.shape, dtype if dtype and self.dtype.is_floating_point else self.dtype)
 
 
-@runtime_checkable
-class SendingSource(Protocol):
-    """A WeightSource on ranks, whose first can send to a group."""
-
-    def channel(self) -> Address | None:
-        """Where the group was formed that can be sent to; None without one."""
-        ...
-
-    def open_channel(self) -> Address:
-        """Where a new group is to be formed."""
-        ...
-
-    def join_channel(self, size: int, timeout_s: float) -> bool:
-        """Forms it, with engines that join at the same time; whether it was formed."""
-        ...
-
-    def layouts(self, nbytes: int, dtype: torch.dtype | None) -> list[list[WeightLayout]]:
-        """What `send` sends, by bucket."""
-        ...
-
-    def send(self, bucket: Sequence[WeightLayout]) -> bool:
-        """Sends the weights of a bucket; whether all have them."""
-        ...
-
-    def close_channel(self) -> None: ...
-
-
 class WeightChannel:
-    """A member of the group."""
-
     def __init__(self, address: Address, index: int, size: int, device: str, timeout_s: float, store: Any = None):
         """Waits so long for the others to join. `store` is the one at the address, in the process that has it."""
         use_interface()
@@ -102,7 +73,6 @@ class WeightChannel:
         self._broadcast(flat, alive)
 
     def receive(self, layouts: Sequence[WeightLayout]) -> list[tuple[str, Tensor]]:
-        """The next bucket, when it has arrived."""
         flat, parts = _flat(layouts, self._device)
         self._broadcast(flat)
         return [(layout.name, part) for layout, part in zip(layouts, parts, strict=True)]
@@ -142,7 +112,6 @@ def _nccl(store: Any, index: int, size: int) -> Any:
 
 
 def _flat(layouts: Sequence[WeightLayout], device: torch.device) -> tuple[Tensor, list[Tensor]]:
-    """A tensor of bytes with room for all weights, and the weights in it."""
     starts, size = [], 0
     for layout in layouts:
         starts.append(size)

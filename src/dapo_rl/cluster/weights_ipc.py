@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.reduction import ForkingPickler
 from queue import SimpleQueue
 from threading import Event
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 import torch.multiprocessing
@@ -29,19 +29,6 @@ END, BROKEN_OFF = b"end", b"broken off"
 Bucket = Sequence[tuple[str, Tensor]]
 Borrowers = Callable[[], Sequence[int]]
 """The rank from which each borrower takes the next bucket."""
-
-
-@runtime_checkable
-class LendingSource(Protocol):
-    """A WeightSource on ranks."""
-
-    def lenders(self) -> list[str]:
-        """The `memory_of` each rank."""
-        ...
-
-    def lent(self, nbytes: int, dtype: torch.dtype | None, borrowers: Borrowers) -> Iterator[list[bytes]]:
-        """For each bucket, which is valid until the next, a handle for each borrower."""
-        ...
 
 
 def memory_of(device: str) -> str:
@@ -89,7 +76,6 @@ class BorrowedWeights:
         return handle != END and not self._closed.is_set()
 
     def buckets(self, nbytes: int) -> Iterator[list[tuple[str, Tensor]]]:
-        """Buckets as they come."""
         while True:
             handle, read = self._handles.get()
             if handle == END:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dapo_rl.base.quote import one_line
+from dapo_rl.cluster.distributed_policy import DistributedWeights
 from dapo_rl.cluster.ray_session import import_ray
 from dapo_rl.models.weights import WeightSource
 
@@ -33,15 +34,6 @@ class WeightsLostError(Exception):
     """Stored weights were lost with the host that had them."""
 
 
-@runtime_checkable
-class StoringSource(Protocol):
-    """A WeightSource elsewhere, which brings its weights to the store without this process."""
-
-    def stored(self, nbytes: int, dtype: torch.dtype | None) -> Iterator[Any]:
-        """References to buckets of packed weights."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class StoredWeights:
     """A WeightSource in whichever process it is read."""
@@ -51,8 +43,9 @@ class StoredWeights:
 
     @classmethod
     def put(cls, version: int, source: WeightSource, dtype: torch.dtype | None = None) -> StoredWeights:
-        """Stores the weights, in `dtype` if the engines round them to it anyway."""
-        if isinstance(source, StoringSource):
+        """Stores the weights, in `dtype` if the engines round them to it anyway. Those on ranks do not pass through
+        this process."""
+        if isinstance(source, DistributedWeights):
             return cls(version, tuple(source.stored(STORED_BYTES, dtype)))
         ray = import_ray()
         buckets = source.buckets(STORED_BYTES)

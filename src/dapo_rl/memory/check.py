@@ -1,26 +1,8 @@
 """Estimates the memory of a run, and whether it fits into a GPU or the RAM of this machine.
 
-Bytes, for P parameters, of which T are trained (all of them, or LoRA's adapters):
-
-- weights 4 P, gradients 4 T, AdamW's moments 8 T (adamw_8bit: 2 T);
-- the engine's copy 2 P in bfloat16, or 4 P in float32 on a GPU; on a CPU in float32 the engine samples from the trained
-  module. vLLM takes 40 % of the GPU, its KV cache included;
-- the reference model of a KL penalty 4 P, unless it is the base of the adapters;
-- the KV cache: 2 · layers · key width · 2 (float32: 4) per token. The native engine allocates as many sequences of
-  the longest length as `sampling.max_batch` and `sampling.kv_memory_gib` allow, by default a third of a GPU or a
-  quarter of the RAM; with `sampling.keep_mask`, 4 · top_k per token of these sequences beside it;
-- activations per token of a micro-batch (`train.token_budget`), for width H, inner width I, queries A and keys K:
-  26 H + 4 A + 4 K + 8 I per layer in bfloat16 under autocast (the residual stream and the output of each norm in
-  float32, a bfloat16 copy of it for each of the five products that read it, queries, keys, values, the attention's
-  output, and four tensors of the feed-forward layer), 24 H + 8 A + 8 K + 16 I in float32. With
-  `train.gradient_checkpointing`, 4 H per layer, and all of the above for one layer at a time. The last norm and the
-  head keep 12 H;
-- the update's working memory: bfloat16 copies of the weights, 2 P (of one layer, if layers are recomputed), and the
-  output layer's: the logits of one chunk, a bfloat16 copy of its weight, and its gradient;
-- graphs: on a GPU, the native engine's captured decoding steps.
-
-On a GPU, `train.memory` decides whether all of this is there at once, or whether the engine's weights and the KV cache
-are freed during updates: the plan is the one that a run makes (`one_gpu.py`).
+The sizes of its parts are in `sizes.py`. On a GPU, `train.memory` decides whether all of them are there at once, or
+whether the engine's weights and the KV cache are freed during updates: the plan is the one that a run makes
+(`one_gpu.py`).
 
 The activations are an estimate from the operations of a Llama: other architectures differ. On an H200 it is within
 10 % of the measured peak for Qwen2.5-0.5B and one sample of 20,480 tokens.
@@ -30,14 +12,14 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 
 from dapo_rl.base.format import gib
 from dapo_rl.base.host_memory import host_memory
 from dapo_rl.config import Config
-from dapo_rl.engine_specs import EngineSpec, engine_spec
+from dapo_rl.engine_specs import engine_spec
 from dapo_rl.engines.native.kv_cache import KVBudget
 from dapo_rl.errors import UserError
 from dapo_rl.memory.model_size import ModelSize, size_of
@@ -52,7 +34,7 @@ from dapo_rl.memory.one_gpu import (
 )
 from dapo_rl.memory.ranks import ranks_report
 from dapo_rl.memory.report import GIB, Memory, MemoryPart, MemoryReport
-from dapo_rl.memory.sizes import RUNTIME, USABLE, RunSizes, run_sizes, update_tokens
+from dapo_rl.memory.sizes import RUNTIME, USABLE, run_sizes, update_tokens
 from dapo_rl.models.chunked_lm_head import CHUNK_ELEMENTS
 from dapo_rl.models.load import compute_dtype
 
@@ -69,7 +51,6 @@ _ANOTHER = "--gpu h100-80g estimates it for a GPU of another machine"
 
 
 def find_memory(config: Config, gpu: str | None = None) -> Memory:
-    """The GPU that `--gpu` names, or the device that a run would use here."""
     if gpu is not None:
         name = gpu if re.search("[a-z][a-z]|[a-z][0-9]", gpu.lower()) else "a GPU"
         return Memory(name, "cuda", int(_gibibytes(gpu) * GIB), here=False)
@@ -91,14 +72,12 @@ def _gibibytes(gpu: str) -> float:
 
 
 def memory_report(config: Config, machine: Memory) -> MemoryReport:
-    """The memory that a run of this recipe needs on a machine."""
     if machine.kind == "cpu" and config.model.device == "cuda":
         line = f"cannot run here: model.device is cuda, and there is no CUDA GPU; {_ANOTHER}"
         return MemoryReport(machine, (), 0, line, False)
     try:
         size = size_of(config.model.name)
-        need = Need(config, size, machine)
-        _ = need.sizes  # that of a teacher may be unknown too
+        need = Need(config, size, machine)  # the size of a teacher may be unknown too
     except UserError as error:
         line = str(error).removeprefix("model.name: ")
         return MemoryReport(machine, (), 0, f"memory not estimated: {line}", None)
@@ -109,65 +88,30 @@ def memory_report(config: Config, machine: Memory) -> MemoryReport:
     return replace(report, verdict=_verdict(report, need))
 
 
-@dataclass(frozen=True, slots=True)
 class Need:
     """The memory of a recipe with a model of this size, in one process."""
 
-    config: Config
-    size: ModelSize
-    machine: Memory
-
-    @property
-    def spec(self) -> EngineSpec:
-        return engine_spec(self.config.engine)
-
-    @property
-    def in_bfloat16(self) -> bool:
-        dtype = self.config.model.dtype
-        if dtype == "auto" and self.machine.here:
-            return compute_dtype(self.config.model, torch.device(self.machine.kind)) == torch.bfloat16
-        return dtype != "float32"
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.machine.kind == "cuda"
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest possible sample."""
-        return self.config.longest_sample
-
-    @property
-    def sizes(self) -> RunSizes:
-        how = {"bfloat16": self.in_bfloat16, "on_cpu": not self.on_gpu}
-        return run_sizes(self.config, self.size, self.machine.bytes, **how)
-
-    @property
-    def plan(self) -> MemoryPlan | None:
+    def __init__(self, config: Config, size: ModelSize, machine: Memory) -> None:
+        self.config, self.size, self.machine = config, size, machine
+        self.spec, self.on_gpu = engine_spec(config.engine), machine.kind == "cuda"
+        self.in_bfloat16 = config.model.dtype != "float32"
+        if config.model.dtype == "auto" and machine.here:
+            self.in_bfloat16 = compute_dtype(config.model, torch.device(machine.kind)) == torch.bfloat16
+        self.sizes = run_sizes(config, size, machine.bytes, bfloat16=self.in_bfloat16, on_cpu=not self.on_gpu)
+        releases = self.spec.releases_memory_in_process
+        self.plan_settings = PlanSettings(config.train.memory, config.train.gradient_checkpointing, releases)
+        self.plan = find_plan(self.sizes, self.plan_settings) if self.on_gpu else MemoryPlan()
         """The plan of a run on a GPU; on a CPU everything stays. None if the run does not fit on the GPU."""
-        return find_plan(self.sizes, self.plan_settings) if self.on_gpu else MemoryPlan()
+        self.recompute = recomputes(config, self.plan)
+        self.token_bytes = self.sizes.recomputed_token if self.recompute else self.sizes.token
+        """Activations per token of a micro-batch that are kept until the backward pass."""
 
     @property
     def fits(self) -> bool:
         return self.plan is not None and self.least() <= USABLE * self.machine.bytes
 
     @property
-    def plan_settings(self) -> PlanSettings:
-        train = self.config.train
-        return PlanSettings(train.memory, train.gradient_checkpointing, self.spec.releases_memory_in_process)
-
-    @property
-    def recompute(self) -> bool:
-        return recomputes(self.config, self.plan)
-
-    @property
-    def token_bytes(self) -> int:
-        """Activations per token of a micro-batch that are kept until the backward pass."""
-        return self.sizes.recomputed_token if self.recompute else self.sizes.token
-
-    @property
     def budget(self) -> KVBudget:
-        """The KV cache of the native engine."""
         sizes, setting = self.sizes, self.config.sampling.kv_memory_gib
         allowed = max(sizes.gpu - RUNTIME - sizes.weights - sizes.engine, 0) // 3 if self.on_gpu else sizes.gpu // 4
         if setting is not None:
@@ -178,16 +122,13 @@ class Need:
     @property
     def cache_fits(self) -> bool:
         """Whether the cache holds one sequence of the longest length; otherwise the native engine refuses to start."""
-        return not self.spec.paged_cache or self.budget.slots(self.budget.capacity(self.longest)) >= 1
+        return not self.spec.paged_cache or self.budget.slots(self.budget.capacity(self.config.longest_sample)) >= 1
 
     def parts(self, tokens: int | None = None, sequences: int | None = None) -> tuple[MemoryPart, ...]:
         """The parts with micro-batches of so many tokens, and so many sequences in the KV cache. If sampling and
         updating take turns, those of an update."""
-        tokens, sizes, optimizer = (
-            tokens or micro_batch_tokens(self.config, self.plan),
-            self.sizes,
-            self.config.train.optimizer,
-        )
+        sizes, optimizer = self.sizes, self.config.train.optimizer
+        tokens = tokens or micro_batch_tokens(self.config, self.plan)
         if not self.on_gpu:  # a small batch has fewer logits than a chunk
             of_chunk = sizes.head // CHUNK_ELEMENTS["cpu"]
             sizes = replace(sizes, head=min(sizes.head, of_chunk * tokens * self.size.vocabulary))
@@ -206,7 +147,7 @@ class Need:
             MemoryPart("reward model", sizes.reward, "for reward.verifier"),
             MemoryPart("activations", activations, f"{tokens:,} tokens of {gib(self.token_bytes)}"),
             MemoryPart("update", sizes.working(tokens, self.recompute) - activations, update),
-            self._cache(sequences),
+            self.cache(sequences),
             MemoryPart("graphs", sizes.graphs, "of decoding steps"),
             MemoryPart("runtime", RUNTIME, "CUDA and its libraries" if self.on_gpu else "Python and its libraries"),
         )
@@ -214,43 +155,39 @@ class Need:
         return tuple(part for part in parts if part.bytes and part.name not in freed)
 
     def least(self) -> int:
-        """With micro-batches of one sample, and a KV cache for one sequence."""
         if self.on_gpu:
             return least_bytes(self.sizes, self.plan_settings)
-        tokens = min(self.config.token_budget, update_tokens(self.config), self.longest)
+        tokens = min(self.config.token_budget, update_tokens(self.config), self.config.longest_sample)
         return sum(part.bytes for part in self.parts(tokens, 1))
 
     @property
     def _engine(self) -> str:
-        """Describes the engine's weights."""
         if self.spec.gpu_share is not None:
             return f"{self.config.engine}, with its KV cache"
         if self.spec.casts_weights and (self.in_bfloat16 or self.on_gpu):
             return "bfloat16" if self.in_bfloat16 else "float32"
         return "float32, with merged adapters"
 
-    def _cache(self, sequences: int | None) -> MemoryPart:
+    def cache(self, sequences: int | None) -> MemoryPart:
         if self.spec.gpu_share is not None:
             return MemoryPart("KV cache", 0)
-        capacity = self.budget.capacity(self.longest)
+        capacity = self.budget.capacity(self.config.longest_sample)
         count = max(1, self.budget.slots(capacity)) if sequences is None else sequences
         about = f"{count:,} sequence{'s' if count > 1 else ''} of {capacity:,} tokens"
         about += ", and kept ids" * (self.budget.kept_bytes > 0)
         return MemoryPart("KV cache", self.budget.sequences_bytes(count, capacity), about)
 
     def changed(self, **settings: object) -> Need:
-        """The same with other settings of `train`."""
         train = self.config.train.model_copy(update=settings)
-        return replace(self, config=self.config.model_copy(update={"train": train}))
+        return Need(self.config.model_copy(update={"train": train}), self.size, self.machine)
 
 
 def _verdict(report: MemoryReport, need: Need) -> str:
     machine, usable = report.machine, int(USABLE * report.machine.bytes)
     where = f"{machine.name} ({gib(machine.bytes)})"
     if need.fits and not need.cache_fits:
-        needed = sum(part.bytes for part in need.parts(need.longest, 1) if part.name == "KV cache")
         allowed = f"{gib(need.budget.bytes)} for the KV cache, less than one sequence needs"
-        enough = _rounded_up(1.01 * needed / GIB)
+        enough = _rounded_up(1.01 * need.cache(1).bytes / GIB)
         return f"does not run on {where}: {allowed}; set sampling.kv_memory_gib={enough:g} or more"
     if need.plan is not None and need.plan.time_share:
         sampling = gib(need.sizes.sampling(need.plan.kv_bytes or 0))
@@ -290,9 +227,10 @@ def _needed(report: MemoryReport, need: Need) -> str:
 
 def _less(need: Need, usable: int) -> str:
     """Settings with which a recipe fits whose default micro-batches and KV cache do not."""
-    of_tokens = {part.name: part.bytes for part in need.parts(need.longest)}
+    longest = need.config.longest_sample
+    of_tokens = {part.name: part.bytes for part in need.parts(longest)}
     left = usable - sum(of_tokens.values()) + of_tokens["activations"]
     if left >= of_tokens["activations"]:
         return f"set train.token_budget={left // need.token_bytes}"
-    left = usable - need.least() + sum(part.bytes for part in need.parts(need.longest, 1) if part.name == "KV cache")
-    return f"set train.token_budget={need.longest} and sampling.kv_memory_gib={left / GIB:.2g}"
+    left = usable - need.least() + need.cache(1).bytes
+    return f"set train.token_budget={longest} and sampling.kv_memory_gib={left / GIB:.2g}"

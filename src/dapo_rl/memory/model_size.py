@@ -48,17 +48,14 @@ class ModelSize:
 
     @property
     def queries(self) -> int:
-        """Width of the queries of a layer."""
         return self.heads * self.head_width
 
     @property
     def keys(self) -> int:
-        """Width of the keys of a layer, and of its values."""
         return self.kv_heads * self.head_width
 
     @property
     def head(self) -> int:
-        """Parameters of the output layer."""
         return self.vocabulary * self.hidden
 
     @property
@@ -67,7 +64,9 @@ class ModelSize:
         return self.parameters - self.head
 
     def layer_bytes(self, bfloat16: bool) -> int:
-        """Activations of one layer per token."""
+        """Activations of one layer per token. In bfloat16 under autocast: the residual stream and the output of each
+        norm in float32, a bfloat16 copy of it for each of the five products that read it, queries, keys, values, the
+        attention's output, and four tensors of the feed-forward layer."""
         if bfloat16:
             return 26 * self.hidden + 4 * self.queries + 4 * self.keys + 8 * self.inner
         return 24 * self.hidden + 8 * self.queries + 8 * self.keys + 16 * self.inner

@@ -55,8 +55,6 @@ def micro_batch_tokens(config: Config, plan: MemoryPlan | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PlanSettings:
-    """The settings that limit a plan."""
-
     memory: Literal["auto", "keep", "time_share"] = "auto"
     recompute: Recompute = "auto"
     engine_releases_memory: bool = True
@@ -76,7 +74,6 @@ def plan_memory(sizes: RunSizes, settings: PlanSettings) -> MemoryPlan:
 
 
 def find_plan(sizes: RunSizes, settings: PlanSettings) -> MemoryPlan | None:
-    """The first plan that fits, or None."""
     option = next((option for option in _options(sizes, settings) if option.need(sizes) <= sizes.usable), None)
     return None if option is None else option.plan(sizes, settings)
 
@@ -140,7 +137,6 @@ class _Option:
         return sizes.keeping(self.kv, self.tokens, self.recompute)
 
     def plan(self, sizes: RunSizes, settings: PlanSettings) -> MemoryPlan:
-        """Divides the remaining memory between the cache and activations."""
         if self.as_usual:
             return MemoryPlan(recompute=self.recompute)
         if self.time_share:
@@ -166,7 +162,6 @@ class _Option:
 
 
 def _options(sizes: RunSizes, settings: PlanSettings) -> Iterator[_Option]:
-    """The options, in the order in which they are tried."""
     both = (False, True) if settings.recompute == "auto" else (settings.recompute is True,)
 
     def option(time_share: bool, recompute: bool, kv: int, as_usual: bool = False) -> _Option:

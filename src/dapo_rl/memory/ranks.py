@@ -126,7 +126,6 @@ class RankMemory:
         )
 
     def updating(self, sizes: RunSizes, tokens: int, recompute: bool) -> int:
-        """The bytes on a GPU during an update with micro-batches of so many tokens."""
         return sizes.updating(tokens, recompute) + self.engines(sizes)
 
     def sampling(self, sizes: RunSizes, kv: int) -> int:
@@ -134,7 +133,6 @@ class RankMemory:
         return sizes.sampling(kv) + self._resident if self._rests else 0
 
     def engines(self, sizes: RunSizes) -> int:
-        """The bytes that engines keep on the GPU of a rank during updates."""
         cluster, number = self.config.cluster, self.config.cluster.engines_per_gpu
         if cluster.placement == "separate":
             return 0
@@ -201,7 +199,6 @@ class RankMemory:
         return MemoryPlan(self._rests, recompute, kv, note=line)
 
     def _refusal(self, gpu: int, host: int) -> str:
-        """Why the run does not fit, with the sums and what to do."""
         sizes, least = self.sizes(gpu), self.tokens if self.config.train.token_budget else self.longest
         if self._on_host() > host:
             needs = f"the shards of a rank need {gib(self._on_host())} of the host, which has {gib(host)} for each"
@@ -218,7 +215,6 @@ class RankMemory:
         return f"{needs}, and has {gib(sizes.usable)} to use; {self._remedy(gpu, host)}"
 
     def _remedy(self, gpu: int, host: int) -> str:
-        """Single settings with which the run fits, or other advice."""
         fitting = [
             words.format(tokens=plan.token_budget or other.tokens)
             for words, other in self._others()
@@ -235,7 +231,6 @@ class RankMemory:
         return f"use larger GPUs, a smaller model, {lora}or fewer sampling.max_new_tokens"
 
     def _others(self) -> Iterator[tuple[str, RankMemory]]:
-        """Other settings, one at a time."""
         config = self.config
         if config.train.gradient_checkpointing is False:
             recomputing = self._with("train", gradient_checkpointing="auto")
@@ -260,7 +255,6 @@ class RankMemory:
 
 
 def ranks_report(config: Config, size: ModelSize, machine: Memory, bfloat16: bool) -> MemoryReport:
-    """The memory that each rank's GPU needs during updates, and whether it fits."""
     memory = rank_memory(config, size, bfloat16)
     host = host_memory() // config.cluster.ranks if machine.here else sys.maxsize
     sizes = memory.sizes(machine.bytes)

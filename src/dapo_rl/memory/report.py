@@ -46,7 +46,6 @@ class MemoryReport:
 
 
 def memory_json(report: MemoryReport) -> dict[str, Any]:
-    """The report in GiB."""
     return {
         "machine": report.machine.name,
         "gib": round(report.machine.bytes / GIB, 2),

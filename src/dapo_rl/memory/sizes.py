@@ -77,7 +77,6 @@ class RunSizes:
 
     @property
     def lora(self) -> bool:
-        """Whether only adapters are trained."""
         return self.gradients < self.weights
 
     @property
@@ -98,7 +97,6 @@ class RunSizes:
 
     @property
     def kv_least(self) -> int:
-        """One sequence of the longest length."""
         return self._sequences(1) if self.kv_setting is None else self.kv_setting
 
     @property
@@ -238,7 +236,6 @@ def _reference_bytes(config: Config, size: ModelSize) -> int:
 
 
 def trained_parameters(config: Config, size: ModelSize) -> int:
-    """All parameters, or those of LoRA's adapters."""
     return size.parameters if config.model.lora is None else size.adapter_parameters(config.model.lora)
 
 

@@ -23,12 +23,10 @@ from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.load import copy_in, load_empty, load_model
 from dapo_rl.models.lora import add_lora, has_lora, merged_copy, train_adapters
 from dapo_rl.models.weights import ModelWeights
-from dapo_rl.objectives.losses import TokenLosses
 from dapo_rl.run.build_policy import build_critic, build_policy, memory_plan
 from dapo_rl.run.inputs import TrainerInputs
 from dapo_rl.runs.display import Display
-from dapo_rl.train.critic import HFCritic
-from dapo_rl.train.critic_start import first_critic
+from dapo_rl.train.critic import HFCritic, first_critic
 from dapo_rl.train.policy import HFPolicy
 
 
@@ -48,13 +46,11 @@ class LoadedModel:
 
 @dataclass(frozen=True, slots=True)
 class Workers:
-    """The parts that compute."""
-
     engine: Engine
     policy: HFPolicy | DistributedPolicy
     critic: HFCritic | DistributedCritic | None
     plan: MemoryPlan
-    restart: Callable[[], None] | None = None
+    restart: Callable[[], None] | None
     """Starts the ranks again, if there are ranks."""
 
 
@@ -76,13 +72,9 @@ class Backend:
         return self._inputs.device(self._config)
 
     def load(self, settings: ModelSettings) -> tuple[Any, Any]:
-        """The model and tokenizer for this process."""
         return load_model(settings)
 
-    def build(
-        self, config: Config, loaded: LoadedModel, losses: TokenLosses, resources: ExitStack, display: Display
-    ) -> Workers:
-        """Builds the workers; `resources` close them."""
+    def build(self, config: Config, loaded: LoadedModel, resources: ExitStack, display: Display) -> Workers:
         model, tokenizer, longest = loaded.model, loaded.tokenizer, loaded.longest
         plan = memory_plan(config, model, longest, can_release_memory(config.engine, next(model.parameters()).device))
         values = None
@@ -91,9 +83,9 @@ class Backend:
         sampled = prepare_lora(config, loaded)
         engine = build_local_engine(config, self._inputs, loaded, sampled, plan)
         resources.callback(engine.close)
-        policy = build_policy(model, tokenizer, config, longest, losses, loaded.save_dtype, plan)
+        policy = build_policy(model, tokenizer, config, longest, plan, loaded.save_dtype)
         critic = None if values is None else build_critic(values, tokenizer, config, longest, plan, policy.packed)
-        return Workers(engine, policy, critic, plan)
+        return Workers(engine, policy, critic, plan, None)
 
 
 def prepare_lora(config: Config, loaded: LoadedModel) -> Any:
@@ -115,7 +107,6 @@ def prepare_lora(config: Config, loaded: LoadedModel) -> Any:
 def build_local_engine(
     config: Config, inputs: TrainerInputs, loaded: LoadedModel, sampled: Any, plan: MemoryPlan
 ) -> Engine:
-    """Builds the engine; it samples from `sampled`."""
     model = loaded.model
     if inputs.engine is not None and is_engine(inputs.engine):
         engine = CustomEngine(inputs.engine, config.engine, vocabulary_of(model))
@@ -156,9 +147,7 @@ class RayBackend(Backend):
     def load(self, settings: ModelSettings) -> tuple[Any, Any]:
         return load_empty(settings)
 
-    def build(
-        self, config: Config, loaded: LoadedModel, losses: TokenLosses, resources: ExitStack, display: Display
-    ) -> Workers:
+    def build(self, config: Config, loaded: LoadedModel, resources: ExitStack, display: Display) -> Workers:
         model, tokenizer, longest, device = loaded.model, loaded.tokenizer, loaded.longest, self.device()
         # Before the engines, so that each rank finds a GPU of its own.
         policy = build_distributed_policy(config, model, tokenizer, longest, loaded.save_dtype)

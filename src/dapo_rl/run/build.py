@@ -8,18 +8,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from dapo_rl.cluster.distributed_policy import DistributedCritic, DistributedPolicy
 from dapo_rl.cluster.environments import DistributedEnvironments
 from dapo_rl.config import Config
 from dapo_rl.data import PromptSet, once_each
 from dapo_rl.data.overlap import check_apart, shared_prompts
 from dapo_rl.data.sources import check_there
 from dapo_rl.engines.custom import vocabulary_of
-from dapo_rl.engines.protocol import Engine, SamplingParams
+from dapo_rl.engines.protocol import SamplingParams
 from dapo_rl.envs.build import build_environment, gives_rewards
 from dapo_rl.envs.pool import Environments
 from dapo_rl.envs.python_tool import uncontained
-from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.load import compute_dtype, describe_model, saved_dtype, slow_dtype, stored_dtype, to_float32
 from dapo_rl.rewards import as_verifier, build_verifier
 from dapo_rl.rewards.pool import VerifierPool
@@ -30,7 +28,7 @@ from dapo_rl.rollout.pending_steps import check_nothing
 from dapo_rl.rollout.policy_answers import longest_question, use_as_judge
 from dapo_rl.rollout.reward_model import load_reward_models
 from dapo_rl.rollout.sampler import Sampler
-from dapo_rl.run.backend import Backend, LoadedModel, RayBackend
+from dapo_rl.run.backend import Backend, LoadedModel, RayBackend, Workers
 from dapo_rl.run.inputs import TrainerInputs, resolve
 from dapo_rl.run.model import longest_sample, model_and_tokenizer, with_lora
 from dapo_rl.run.prompts import build_sampler, build_stream, prompt_sets, stream_part, tell_progress
@@ -39,11 +37,9 @@ from dapo_rl.runs.display import EVALUATING, Display
 from dapo_rl.runs.trackers import check_installed
 from dapo_rl.train.checkpoint import Part
 from dapo_rl.train.coefficients import Coefficients
-from dapo_rl.train.critic import HFCritic
 from dapo_rl.train.custom import Advantages, build_advantages, build_losses
 from dapo_rl.train.disk_space import DiskNeed
 from dapo_rl.train.evaluate import Evaluation, evaluate
-from dapo_rl.train.policy import HFPolicy
 from dapo_rl.train.random_state import RandomState
 from dapo_rl.train.teacher import Teacher
 from dapo_rl.train.trainer_state import Progress
@@ -51,7 +47,7 @@ from dapo_rl.types import Prompt, Trajectory, Verdict
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class Run(Workers):
     """The parts of a run. No part refers to the run, so dropping the last reference frees all of them."""
 
     config: Config
@@ -60,22 +56,16 @@ class Run:
     verifier: VerifierPool
     train_prompts: PromptSet
     eval_prompts: PromptSet | None
-    engine: Engine
     sampler: Sampler
     conversations: Conversations | None
     """With an environment."""
     judge: VerifierPool | None
     """The verifier; None if the environment gives all rewards."""
-    policy: HFPolicy | DistributedPolicy
-    critic: HFCritic | DistributedCritic | None
     teacher: Teacher | None
     advantages: Advantages
     coefficients: Coefficients | None
     """Those of the loss that change during the run."""
     progress: Progress
-    plan: MemoryPlan
-    restart: Callable[[], None] | None
-    """Starts the ranks again, if there are ranks."""
     disk: DiskNeed
     parts: tuple[Part, ...]
     """The parts of a checkpoint, except the log."""
@@ -139,10 +129,11 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
         config = resolve(config, inputs, backend.device())
         if inputs.has_environment(config):  # settings that fit one turn may not fit the tools that were passed
             config.check_conflicts()
-        losses, advantages = build_losses(config.algo), build_advantages(config.algo, config.overlong.factor)
+        build_losses(config.algo)  # the policy loads it again: a model may take minutes to load
+        advantages = build_advantages(config.algo, config.overlong.factor)
         sources = inputs.sources(config)
         for key, source in sources.items():
-            check_there(source, key)  # a model may take minutes to load
+            check_there(source, key)
         check_apart(*sources.values())
         load_reward_models(verifier, config, backend.device())
         model, tokenizer = model_and_tokenizer(config, inputs, backend.device(), backend.load)
@@ -163,7 +154,7 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
             save_dtype=saved_dtype(config.model, stored),
         )
         teacher = build_teacher(config, model, tokenizer, train_prompts, longest, has_environment=has_environment)
-        workers = backend.build(config, loaded, losses, resources, display)
+        workers = backend.build(config, loaded, resources, display)
         policy, critic = workers.policy, workers.critic
         use_as_judge(verifier, workers.engine, tokenizer, config, loaded.context)
         stream = build_stream(config, train_prompts, model, display)
@@ -179,24 +170,24 @@ def build_run(config: Config, inputs: TrainerInputs, display: Display) -> Run:
         notes += [each.save_note for each in (policy, critic) if each is not None and each.save_note][:1]
         notes += [_not_contained(config), untold_tools(config, environments, tokenizer)]
         return Run(
+            engine=workers.engine,
+            policy=policy,
+            critic=critic,
+            plan=workers.plan,
+            restart=workers.restart,
             config=config,
             model=model,
             tokenizer=tokenizer,
             verifier=verifier,
             train_prompts=train_prompts,
             eval_prompts=eval_prompts,
-            engine=workers.engine,
             sampler=sampler,
             conversations=conversations,
             judge=verifier if judged else None,
-            policy=policy,
-            critic=critic,
             teacher=teacher,
             advantages=advantages,
             coefficients=coefficients,
             progress=progress,
-            plan=workers.plan,
-            restart=workers.restart,
             disk=DiskNeed.of(config, model, loaded.save_dtype),
             parts=(*learners, stream_part(stream, sampler), sampler, progress, reward_state, RandomState(), *changing),
             description=describe_model(model, loaded.dtype, backend.where),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import torch
@@ -13,45 +12,36 @@ from dapo_rl.memory.model_size import ModelSize
 from dapo_rl.memory.one_gpu import MemoryPlan, PlanSettings, plan_memory
 from dapo_rl.memory.sizes import RUNTIME, RunSizes, run_sizes
 from dapo_rl.models.load import compute_dtype, pad_id
-from dapo_rl.models.lora import has_lora, is_adapted, merged_copy
 from dapo_rl.models.recompute import can_recompute
-from dapo_rl.objectives.losses import TokenLosses
 from dapo_rl.train.critic import HFCritic
-from dapo_rl.train.policy import HFPolicy
-from dapo_rl.train.teacher import load_teacher
+from dapo_rl.train.policy import HFPolicy, policy_settings
+from dapo_rl.train.reference import build_reference
 
 
 def build_policy(
     model: Any,
     tokenizer: Any,
     config: Config,
-    longest: int = 0,
-    losses: TokenLosses | None = None,
+    longest: int,
+    plan: MemoryPlan,
     save_dtype: torch.dtype | None = None,
-    plan: MemoryPlan | None = None,
 ) -> HFPolicy:
-    """The policy that a run trains, with its optimizer; `longest` is the longest sample, if known, and `save_dtype`
-    the type of saved models."""
-    plan = plan or MemoryPlan(recompute=config.train.gradient_checkpointing is True)
+    """The policy that a run trains, with its optimizer; `longest` is the longest sample, and `save_dtype` the type of
+    saved models."""
     budget = config.train.token_budget or plan.token_budget
     return HFPolicy(
         model,
         pad_id=pad_id(tokenizer),
-        temperature=config.sampling.temperature,
-        algo=config.algo,
         train=config.train.model_copy(update={"gradient_checkpointing": plan.recompute}),
-        norm_length=config.norm_length,
         token_budget=budget or config.token_budget,
         fill_memory=budget is None,
         time_share=plan.time_share,
         longest=longest,
         dtype=compute_dtype(config.model, next(model.parameters()).device),
-        reference=_reference(model, tokenizer, config, in_turns=plan.time_share),
-        losses=losses,
-        tokenizer=tokenizer,
-        settings=config.model,
+        # In turns, a teacher is on the host until it scores.
+        reference=build_reference(model, tokenizer, config, "cpu" if plan.time_share else None),
         save_dtype=save_dtype,
-        seed=config.seed,
+        **policy_settings(config, tokenizer),
     )
 
 
@@ -68,21 +58,6 @@ def build_critic(model: Any, tokenizer: Any, config: Config, longest: int, plan:
         longest=longest,
         dtype=compute_dtype(config.model, next(model.parameters()).device),
     )
-
-
-def _reference(model: Any, tokenizer: Any, config: Config, *, in_turns: bool) -> Any:
-    """The frozen model that samples are scored by, besides the policy; None if there is none. In turns, a teacher is on
-    the host until it scores."""
-    if config.teacher.loaded:
-        return load_teacher(config, tokenizer, "cpu" if in_turns else None)
-    return reference_of(model) if config.needs_reference else None
-
-
-def reference_of(model: Any) -> Any:
-    """A frozen copy of the model. A model whose adapters are new contains its own reference."""
-    if has_lora(model):
-        return merged_copy(model) if is_adapted(model) else model
-    return copy.deepcopy(model).requires_grad_(False)
 
 
 def memory_plan(

@@ -51,14 +51,12 @@ class TrainerInputs:
         return self.model is None or isinstance(self.model, str | os.PathLike)
 
     def device(self, config: Config) -> torch.device:
-        """The device of a run in this process."""
         if self.names_a_model or self.to_device:
             return pick_device(config.model.device)
         device: torch.device = next(self.model.parameters()).device
         return device
 
     def has_environment(self, config: Config) -> bool:
-        """Whether episodes may have several turns."""
         return config.env.given or bool(self.tools) or self.environment_factory is not None
 
     def judged_by_verifier(self, config: Config) -> bool:
@@ -71,18 +69,13 @@ class TrainerInputs:
     def sources(self, config: Config) -> dict[str, Any]:
         """The training and the held-out data, by the names of their settings."""
         held_out = config.data.eval if self.eval_dataset is None else self.eval_dataset
+        train = tasks.NAME if self.makes_tasks(config) else config.data.train
         return {
-            "data.train": environment_rows(config, self._training_data(config)),
+            "data.train": environment_rows(config, train if self.train_dataset is None else self.train_dataset),
             "data.eval": None if held_out is None else environment_rows(config, held_out),
         }
 
-    def _training_data(self, config: Config) -> Any:
-        if self.train_dataset is not None:
-            return self.train_dataset
-        return tasks.NAME if self.makes_tasks(config) else config.data.train
-
     def makes_tasks(self, config: Config) -> bool:
-        """Whether an environment of TRL makes its tasks, because there are no data."""
         has_data = self.train_dataset is not None or "train" in config.data.model_fields_set
         return self.environment_factory is not None and not has_data
 
@@ -122,7 +115,6 @@ def resolve(config: Config, inputs: TrainerInputs, device: torch.device) -> Conf
 
 
 def _environment(inputs: TrainerInputs) -> dict[str, Any]:
-    """The settings `env.*` for tools and environments that are passed as objects."""
     factory, changes = inputs.environment_factory, dict[str, Any]()
     if inputs.tools:
         changes["tools"] = tuple(map(spec_of, inputs.tools))

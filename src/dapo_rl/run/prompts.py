@@ -41,7 +41,6 @@ def prompt_sets(
     verifier: VerifierPool,
     environments: Environments | None = None,
 ) -> tuple[PromptSet, PromptSet | None]:
-    """The training prompts and the held-out prompts."""
     fits = prompt_fits(config, environments, tokenizer)
     settings = config.data
     if inputs.has_environment(config):  # which renders the prompts itself, with its tools
@@ -95,7 +94,6 @@ class _LazyPart:
 
 
 def stream_part(stream: Stream, sampler: Sampler) -> Part:
-    """The stream as a part of a checkpoint."""
     return stream if isinstance(stream, PromptStream) else _LazyPart(stream, sampler)
 
 

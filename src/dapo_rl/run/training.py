@@ -69,7 +69,6 @@ class RunTraining:
         return summary
 
     def track(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Sends metrics to the trackers, while the run is training."""
         if self._trackers is not None:
             self._trackers.log(step, metrics)
 
@@ -111,7 +110,6 @@ class RunTraining:
         config, progress = run.config, run.progress
         trackers = Trackers(config.log.trackers, directory.path, config.resolved(), progress.step, display.note)
         self._trackers = trackers
-        recover = self._restarts()
         training = loop.Training(
             config=config,
             engine=run.engine,
@@ -137,9 +135,9 @@ class RunTraining:
             callbacks=self._callbacks,
             time_share=run.plan.time_share,
             critic=run.critic,
-            verifiers=run.verifier,
+            verifier=run.verifier,
             coefficients=run.coefficients,
-            recover=recover,
+            recover=self._restarts(),
         )
         with display:
             display.start(config.train.steps, config, run.description, progress.step)
@@ -147,6 +145,7 @@ class RunTraining:
                 display.note(note)
             try:
                 loop.train(training)
+                self._save_model(training)
             except Exception:
                 with suppress(Exception):  # the error that ends the run is the one to show
                     self._write_results(failed=True)
@@ -154,16 +153,26 @@ class RunTraining:
             finally:
                 self._trackers = None
                 trackers.close()
-            if progress.is_done(config.train.steps):
-                # Without the model, the board still needs its tokenizer to show rollouts.
-                export = run.policy.export if config.checkpoint.save_final else run.tokenizer.save_pretrained
-                with unsaved.at_the_end(MODEL):
-                    loop.with_restarts(partial(save_result, export, directory.model_path), recover)
             with unsaved.trying("metrics.jsonl", "some lines are missing"):
                 directory.finish_log()
             summary = self._write_results()
             display.finish(summary)
         return summary
+
+    def _save_model(self, training: loop.Training) -> None:
+        """Saves the model of a run that has made its last step."""
+        run = self._run
+        # Without the model, the board still needs its tokenizer to show rollouts.
+        export = run.policy.export if run.config.checkpoint.save_final else run.tokenizer.save_pretrained
+
+        def save() -> None:
+            loop.train_to_end(training)  # a rank was lost in the export, and the last checkpoint is of an earlier step
+            if run.progress.is_done(run.config.train.steps):
+                save_result(export, self._directory.model_path)
+
+        if run.progress.is_done(run.config.train.steps):
+            with self._unsaved.at_the_end(MODEL):
+                loop.with_restarts(save, training.recover)
 
     def _first_notes(self) -> Iterator[str]:
         run = self._run
@@ -178,7 +187,6 @@ class RunTraining:
         self._checkpoints.start(run.progress.step, (*run.parts, self._log), run.config, unchanged=run.learners)
 
     def _restarts(self) -> loop.Recover | None:
-        """How the run recovers from the loss of a rank, if it has ranks."""
         run = self._run
         if run.restart is None:
             return None
@@ -208,7 +216,6 @@ class RunTraining:
         )
 
     def _written(self, summary: Mapping[str, Any]) -> str:
-        """What a run that could not write everything has written."""
         there = [f"the model is in {self._directory.model_path}"] if "model" in summary["paths"] else []
         latest = self._checkpoints.latest()
         there.append(f"--resume continues from {latest.path}" if latest else "there is no checkpoint to resume from")
@@ -216,7 +223,6 @@ class RunTraining:
 
     @contextmanager
     def _recorded_notes(self) -> Iterator[Notes]:
-        """Records the notes that the display shows."""
         progress = self._run.progress
         self._display.notes = Notes(self._directory.path, step=lambda: progress.current)
         try:

@@ -37,7 +37,8 @@ def make_batch(
     penalties_PG = torch.stack([length_penalties(group, config) for group in groups])
     truncated_PG = torch.tensor([[s.truncated for s in group.samples] for group in groups])
     in_loss_PG = ~truncated_PG if config.overlong.mask_truncated else torch.ones_like(truncated_PG)
-    in_baseline_PG = _in_baseline(groups, in_loss_PG, config, filled_up)
+    informative_P1 = torch.tensor([[group.draw not in filled_up] for group in groups])
+    in_baseline_PG = informative_P1 & (in_loss_PG | config.overlong.masked_in_baseline)
 
     def prepared(p: int, g: int, sample: Trajectory) -> Trajectory:
         group = groups[p]
@@ -100,24 +101,16 @@ def with_advantages(batch: Batch, estimate: Advantages, turn_discount: float | N
 
 
 def with_diagnostics(batch: Batch, updates: Sequence[Update]) -> Batch:
-    """The batch with the token diagnostics of the updates of its last pass."""
     diagnostics = [columns for update in updates for columns in update.columns]
     return batch.with_samples(s.replace(**(c or {})) for s, c in zip(batch.samples, diagnostics, strict=True))
 
 
-def _in_baseline(groups: Sequence[Group], in_loss_PG: Tensor, config: Config, filled_up: Collection[int]) -> Tensor:
-    """The samples that count in the baseline."""
-    informative_P1 = torch.tensor([[group.draw not in filled_up] for group in groups])
-    return informative_P1 & (in_loss_PG | config.overlong.masked_in_baseline)
-
-
 def shaped_rewards(groups: Iterable[Group], config: Config) -> dict[int, Tensor]:
     """The rewards of each group's samples by draw, including the configured length penalty."""
-    return {group.draw: _shaped(group, config) for group in groups}
-
-
-def _shaped(group: Group, config: Config) -> Tensor:
-    return torch.tensor([v.score for v in group.verdicts]) + length_penalties(group, config)
+    return {
+        group.draw: torch.tensor([v.score for v in group.verdicts]) + length_penalties(group, config)
+        for group in groups
+    }
 
 
 def length_penalties(group: Group, config: Config) -> Tensor:

@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
@@ -28,7 +29,7 @@ from typing import Any, Protocol, Self
 from safetensors import SafetensorError
 
 from dapo_rl.base.files import directory_beside, remove_directory, remove_leftovers, sync
-from dapo_rl.base.hashing import CancelledError, DeferredWrite, Digests, IsCancelled
+from dapo_rl.base.hashing import CancelledError, DeferredWrite, Digests, IsCancelled, file_sha256
 from dapo_rl.base.os_errors import reason_and_remedy
 from dapo_rl.base.quote import shown
 from dapo_rl.base.reading import read_bytes
@@ -45,6 +46,7 @@ MOST_BYTES = 16 << 20
 """Size limit of a manifest."""
 WHAT = "checkpoints"
 """Their name among what a run cannot write."""
+_DAMAGED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 LONG_WAIT = 1.0
 """Seconds after which a save that waits for the previous one says so."""
 
@@ -70,9 +72,7 @@ class Checkpoint:
     def damage(self, *, contents: bool = True) -> str | None:
         """What is wrong with its files, or None; `contents=False` checks only their sizes."""
         try:
-            manifest = json.loads(read_bytes(self.path / MANIFEST, MOST_BYTES))
-            if manifest["sha256"] != _own_checksum(manifest):
-                return f"{MANIFEST} is damaged"
+            manifest = self._manifest()
             if manifest["step"] != self.step:
                 return f"{MANIFEST} belongs to step {shown(manifest['step'])}"
             for name, expected in manifest["files"].items():
@@ -81,29 +81,33 @@ class Checkpoint:
                     return f"{name} is missing"
                 if file.stat().st_size != expected["size"]:
                     return f"{name} has {file.stat().st_size} bytes instead of {expected['size']}"
-                if contents and _checksum(file) != expected["sha256"]:
+                if contents and file_sha256(file) != expected["sha256"]:
                     return f"the checksum of {name} is wrong"
         except FileNotFoundError:
             return f"{MANIFEST} is missing"
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        except _DAMAGED:
             return f"{MANIFEST} is damaged"
         except OSError as error:
             return f"it cannot be read: {error.strerror}"
         return None
 
     def digests(self) -> Digests:
-        """The hashes of its files, as it was written."""
-        manifest = json.loads(read_bytes(self.path / MANIFEST, MOST_BYTES))
-        return {name: entry["sha256"] for name, entry in manifest["files"].items()}
+        return {name: entry["sha256"] for name, entry in self._manifest()["files"].items()}
+
+    def _manifest(self) -> dict[str, Any]:
+        """Raises a ValueError or one of its like if it is damaged."""
+        manifest: dict[str, Any] = json.loads(read_bytes(self.path / MANIFEST, MOST_BYTES))
+        if manifest["sha256"] != _own_checksum(manifest):
+            raise ValueError
+        return manifest
 
     def check_format(self) -> None:
         """Raises if the checkpoint is intact but has another layout. The run does not fall back to an older one."""
         try:
-            manifest = json.loads(read_bytes(self.path / MANIFEST, MOST_BYTES))
-            whole, written = manifest["sha256"] == _own_checksum(manifest), manifest.get("format")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            written = self._manifest().get("format")
+        except (OSError, *_DAMAGED):
             return  # `damage` reports this
-        if whole and written != FORMAT:
+        if written != FORMAT:
             newer = type(written) is int and written > FORMAT
             raise UserError(
                 f"{self.path}: was written by {'a newer' if newer else 'an older'} version of dapo-rl, in another "
@@ -157,7 +161,6 @@ class Checkpoints:
         return [Checkpoint(step, path) for step, _, path in sorted(found)]
 
     def latest(self) -> Checkpoint | None:
-        """The newest checkpoint that looks complete."""
         return next((checkpoint for checkpoint in reversed(self.all()) if self._looks_whole(checkpoint)), None)
 
     def restore(self, parts: Sequence[Part], note: Callable[[str], None] = lambda line: None) -> Checkpoint | None:
@@ -225,8 +228,8 @@ class Checkpoints:
         except UnsavedError as error:
             self._failed(error)
             return
-        files = _Draft(draft, writes, known if unchanged else None)
-        self._writing = _Writing(lambda is_cancelled: self._write(checkpoint, files, publishing, is_cancelled))
+        same = known if unchanged else None
+        self._writing = _Writing(partial(self._write, checkpoint, draft, writes, same, publishing))
 
     def remove_old(self) -> None:
         """Deletes what a run that was resumed does not keep any more, once one is restored."""
@@ -289,11 +292,26 @@ class Checkpoints:
         current = self._current
         return current if current is not None and current.step == step and self._looks_whole(current) else None
 
-    def _write(self, checkpoint: Checkpoint, draft: _Draft, publishing: ExitStack, is_cancelled: IsCancelled) -> None:
-        """Runs in the thread."""
+    def _write(
+        self,
+        checkpoint: Checkpoint,
+        draft: Path,
+        writes: Sequence[DeferredWrite],
+        same: Checkpoint | None,
+        publishing: ExitStack,
+        is_cancelled: IsCancelled,
+    ) -> None:
+        """Runs in the thread. `writes` write the large files; `same` is a checkpoint that has those that are not
+        written."""
         with _one_line(checkpoint):
             with publishing:
-                _write_manifest(draft.path, checkpoint.step, draft.finish(is_cancelled))
+                digests = {name: digest for write in writes for name, digest in write(is_cancelled).items()}
+                if same is not None:  # after everything is written: to write to a link would change the other one
+                    absent = {name: of for name, of in same.digests().items() if not (draft / name).exists()}
+                    for name in absent:
+                        _link(same.path / name, draft / name)
+                    digests |= absent
+                _write_manifest(draft, checkpoint.step, digests)
                 if is_cancelled():
                     raise CancelledError
             sync(self._directory.parent)
@@ -328,29 +346,6 @@ class Checkpoints:
 
     def _looks_whole(self, checkpoint: Checkpoint) -> bool:
         return checkpoint.path not in self._damaged and checkpoint.damage(contents=False) is None
-
-
-@dataclass(frozen=True, slots=True)
-class _Draft:
-    """A directory that becomes a checkpoint."""
-
-    path: Path
-    writes: Sequence[DeferredWrite]
-    """They write the large files."""
-    same: Checkpoint | None
-    """A checkpoint that has the files that are not written."""
-
-    def finish(self, is_cancelled: IsCancelled) -> Digests:
-        """Writes or links the remaining files; returns the hashes that are known."""
-        digests = {name: digest for write in self.writes for name, digest in write(is_cancelled).items()}
-        if self.same is None:
-            return digests
-        # After everything else is written: to write to a link would change the other checkpoint.
-        for name, digest in self.same.digests().items():
-            if not (self.path / name).exists():
-                _link(self.same.path / name, self.path / name)
-                digests[name] = digest
-        return digests
 
 
 class _Writing(threading.Thread):
@@ -403,7 +398,6 @@ def _is_of_the_disk(error: BaseException | None) -> bool:
 
 
 def _why(error: Exception) -> tuple[str, str]:
-    """The reason and the remedy."""
     return (error.reason, error.remedy) if isinstance(error, UnsavedError) else reason_and_remedy(error)
 
 
@@ -414,7 +408,7 @@ def _write_manifest(directory: Path, step: int, digests: Digests | None = None) 
         "format": FORMAT,
         "step": step,
         "files": {
-            name: {"size": path.stat().st_size, "sha256": (digests or {}).get(name) or _checksum(path)}
+            name: {"size": path.stat().st_size, "sha256": (digests or {}).get(name) or file_sha256(path)}
             for path in files
             for name in [path.relative_to(directory).as_posix()]
         },
@@ -435,8 +429,3 @@ def _link(source: Path, target: Path) -> None:
 def _own_checksum(manifest: Mapping[str, Any]) -> str:
     rest = {key: value for key, value in manifest.items() if key != "sha256"}
     return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def _checksum(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

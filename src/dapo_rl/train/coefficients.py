@@ -18,14 +18,11 @@ update measures, or a batch whose rewards have the penalty."""
 
 
 class Coefs(NamedTuple):
-    """The coefficients of one update."""
-
     entropy: float
     kl: float
 
     @classmethod
     def of(cls, algo: AlgoSettings) -> Coefs:
-        """Those that the settings name."""
         return cls(algo.entropy_coef, algo.kl_coef if algo.kl_in == "loss" else 0.0)
 
 
@@ -58,7 +55,6 @@ class Coefficients:
 
     @property
     def now(self) -> Coefs:
-        """For the next update."""
         coefs = Coefs(self._entropy_coef, self.kl if self._algo.kl_in == "loss" else 0.0)
         target = self._algo.entropy_target
         if target is None:

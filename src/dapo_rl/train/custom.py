@@ -6,9 +6,10 @@ Custom functions are checked at each call. Every failure is a one-line error.
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,32 +23,20 @@ from dapo_rl.errors import UserError
 from dapo_rl.objectives import ADVANTAGES, LOSSES, RatioOf
 from dapo_rl.objectives.losses import TokenLosses, advantages_like, probability_ratio
 from dapo_rl.train.learner import padded
-from dapo_rl.train.reward_parts import part_tensors
-from dapo_rl.types import Batch, Trajectory
+from dapo_rl.types import Batch, RewardPart, Trajectory, Verdict
 
-
-class Advantages(Protocol):
-    """Computes advantages `[P, G]`, or `[P, G, T]` for each token, from rewards `[P, G]`, a mask of the samples in the
-    baseline (None: all), the numbers of tokens that the policy wrote (None: 1 each), and the batch."""
-
-    def __call__(
-        self, rewards: Tensor, mask: Tensor | None, lengths: Tensor | None = None, batch: Batch | None = None
-    ) -> Tensor: ...
-
-    def takes(self, name: str) -> bool:
-        """Whether it uses this column of the batch."""
-        ...
+LENGTH = "length penalty"
+"""The name of the length penalty among the rewards that a score is the sum of."""
 
 
 def build_losses(algo: AlgoSettings) -> TokenLosses:
-    """The loss that `algo.loss` names."""
     if is_function(algo.loss):
         return CustomLoss(algo.loss)
     function = LOSSES[algo.loss].function
     own = {name: getattr(algo, name) for name in ("tau_pos", "tau_neg", "kl_cov_coef")}
 
     def losses(new_logps: Tensor, old_logps: Tensor, advantages: Tensor, mask: Tensor, **inputs: Any) -> Tensor:
-        return function(new_logps, old_logps, advantages, mask, **_taken(function, own | inputs))
+        return function(new_logps, old_logps, advantages, mask, **taken_by(function, own | inputs))
 
     return losses
 
@@ -66,7 +55,7 @@ def build_advantages(algo: AlgoSettings, penalty_weight: float = 1.0) -> Advanta
     return BuiltInAdvantages(ADVANTAGES[algo.advantage].function, settings, penalty_weight)
 
 
-def _taken(function: Callable[..., Any], settings: Mapping[str, Any], only_named: bool = False) -> dict[str, Any]:
+def taken_by(function: Callable[..., Any], settings: Mapping[str, Any], only_named: bool = False) -> dict[str, Any]:
     """The settings that a function takes by name, or all if it takes any keyword and not `only_named`."""
     try:
         parameters = list(inspect.signature(function).parameters.values())
@@ -85,13 +74,13 @@ class _CustomFunction:
 
     def takes(self, name: str) -> bool:
         """Whether the function has a parameter of this name."""
-        return bool(_taken(self._function, {name: None}, only_named=True))
+        return bool(taken_by(self._function, {name: None}, only_named=True))
 
     def _call(self, tensors: Sequence[Tensor], inputs: Mapping[str, Any], or_shape: torch.Size | None = None) -> Tensor:
         """Calls the function with tensors, and the inputs that it has parameters for. It returns the shape of its first
         argument, or the other one."""
         with self._blamed():
-            result = self._function(*tensors, **_taken(self._function, inputs))
+            result = self._function(*tensors, **taken_by(self._function, inputs))
         shape, device = tensors[0].shape, tensors[0].device
         if not isinstance(result, Tensor):
             raise self._error(f"returned a {type(result).__name__}")
@@ -134,7 +123,6 @@ class CustomLoss(_CustomFunction):
         clip_ratio_c: float | None,
         **inputs: Tensor,
     ) -> Tensor:
-        """`inputs` are further tensors, `[B, T]` or `[B]`."""
         if not mask.any():  # the placeholder of a rank without samples, which the function need not know
             return new_logps.float() * 0
         # The function gets copies, so that it can modify them in place.
@@ -168,7 +156,6 @@ class CustomLoss(_CustomFunction):
 
 
 def _copy(tensor: Tensor, mask: Tensor) -> Tensor:
-    """A copy; of token columns, zeros where masked."""
     if tensor.shape[:2] != mask.shape:
         return tensor.clone()
     whole = mask.view(*mask.shape, *[1] * (tensor.dim() - 2))
@@ -176,7 +163,8 @@ def _copy(tensor: Tensor, mask: Tensor) -> Tensor:
 
 
 class BuiltInAdvantages:
-    """An estimator of `ADVANTAGES` with its settings."""
+    """Computes advantages `[P, G]`, or `[P, G, T]` for each token, from rewards `[P, G]`, a mask of the samples in the
+    baseline (None: all), the numbers of tokens that the policy wrote (None: 1 each), and the batch."""
 
     def __init__(self, function: Callable[..., Tensor], settings: Mapping[str, Any], penalty_weight: float) -> None:
         self._function, self._settings, self._penalty_weight = function, settings, penalty_weight
@@ -185,9 +173,9 @@ class BuiltInAdvantages:
         self, rewards: Tensor, mask: Tensor | None, lengths: Tensor | None = None, batch: Batch | None = None
     ) -> Tensor:
         inputs: dict[str, Any] = {"lengths": torch.ones_like(rewards) if lengths is None else lengths}
-        if batch is not None and _taken(self._function, {"parts": None}):
+        if batch is not None and taken_by(self._function, {"parts": None}):
             inputs |= part_tensors(batch, self._penalty_weight)
-        return self._function(rewards, mask=mask, **_taken(self._function, inputs | dict(self._settings)))
+        return self._function(rewards, mask=mask, **taken_by(self._function, inputs | dict(self._settings)))
 
     def takes(self, name: str) -> bool:
         """Built-in estimators use no columns of the batch."""
@@ -220,8 +208,10 @@ class CustomAdvantages(_CustomFunction):
         return advantages.detach()
 
 
+Advantages = BuiltInAdvantages | CustomAdvantages
+
+
 def _episodes(batch: Batch) -> list[Trajectory]:
-    """The samples of the batch, without forks."""
     return [sample for group in batch.groups for sample in group.samples]
 
 
@@ -246,3 +236,24 @@ def batch_tensors(batch: Batch, wanted: Callable[[str], bool]) -> dict[str, Tens
             )
             tensors[name] = torch.from_numpy(table.reshape(len(batch.groups), -1, *table.shape[1:]))
     return tensors
+
+
+def part_tensors(batch: Batch, penalty_weight: float = 1.0) -> dict[str, Tensor]:
+    """`parts[P, G, K]`, the scores of each reward function without their weights, NaN where one did not apply, and
+    `part_weights[P, G, K]`. The length penalty is a reward with the weight given."""
+    rows = [
+        [{part.name: part for part in _parts(sample, verdict, penalty_weight)} for sample, verdict in pairs]
+        for pairs in (zip(group.samples, group.verdicts, strict=True) for group in batch.groups)
+    ]
+    names = list(dict.fromkeys(name for of_group in rows for of_sample in of_group for name in of_sample))
+    absent = RewardPart("", math.nan, 0.0)
+    found = [[[of_sample.get(name, absent) for name in names] for of_sample in of_group] for of_group in rows]
+    return {
+        "parts": torch.tensor([[[part.score for part in row] for row in of_group] for of_group in found]),
+        "part_weights": torch.tensor([[[part.weight for part in row] for row in of_group] for of_group in found]),
+    }
+
+
+def _parts(sample: Trajectory, verdict: Verdict, penalty_weight: float) -> tuple[RewardPart, ...]:
+    parts = verdict.parts or (RewardPart("verifier", verdict.score),)
+    return (*parts, RewardPart(LENGTH, sample.scalars["length_penalty"], penalty_weight))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -46,11 +45,21 @@ def with_values(batch: Batch, config: Config, values: Score, kl_coef: float | No
         # A group at a time: padded, all samples of a step could take gigabytes.
         places = list(members)
         part = slice(places[0], places[-1] + 1)
+        mask_BT = torch.from_numpy(padded([sample.mask for sample in samples[part]]))
         lambda_B = _lambda(samples[part], config.critic)
-        kl = _penalty(samples[part], config, kl_coef)
-        done += _estimated(samples[part], of_values[part], lambda_B, config, by_turn[part], kl)
+        kl_BT = _kl(samples[part], config) if config.kl_in_reward else None
+        rewards_BT, gamma = _rewards(samples[part], by_turn[part], mask_BT, kl_BT, kl_coef)
+        estimates = decoupled_gae(
+            torch.from_numpy(padded(of_values[part])),
+            rewards_BT,
+            mask_BT,
+            policy_lambda=lambda_B,
+            critic_lambda=config.critic.lambda_critic,
+            gamma=gamma,
+        )
+        done += _with_columns(samples[part], of_values[part], *estimates)
         lambdas += lambda_B.tolist()
-        kl_means += [] if kl is None else kl.means
+        kl_means += [] if kl_BT is None else sample_means(kl_BT, mask_BT).tolist()
     if config.critic.whiten:
         done = _whitened(done)
     metrics = {**batch.metrics, **_metrics(done, lambdas)}
@@ -59,61 +68,39 @@ def with_values(batch: Batch, config: Config, values: Score, kl_coef: float | No
     return replace(batch.with_trained(done), metrics=metrics)
 
 
-class _Penalty(NamedTuple):
-    """The KL penalty in the rewards of a few samples."""
-
-    kl: Tensor
-    """The estimate at each token."""
-    means: list[float]
-    """Of each sample's tokens."""
-    coef: float
-
-
-def _penalty(samples: Sequence[Trajectory], config: Config, coef: float) -> _Penalty | None:
-    if not config.kl_in_reward:
-        return None
-    mask_BT = torch.from_numpy(padded([sample.mask for sample in samples]))
+def _kl(samples: Sequence[Trajectory], config: Config) -> Tensor:
     old_BT, reference_BT = (torch.from_numpy(padded([s[name] for s in samples])) for name in ("logps", "ref_logps"))
-    kl_BT = kl_penalty(old_BT, reference_BT, config.algo.kl_kind)
-    return _Penalty(kl_BT, sample_means(kl_BT, mask_BT).tolist(), coef)
+    return kl_penalty(old_BT, reference_BT, config.algo.kl_kind)
 
 
 def _lambda(samples: Sequence[Trajectory], settings: CriticSettings) -> Tensor:
-    """λ of the policy's advantages, one per sample."""
     lengths = torch.tensor([sample.written for sample in samples])
     if settings.lambda_policy == "adaptive":
         return adaptive_lambda(lengths, settings.length_alpha, settings.lambda_lowest)
     return torch.full((len(samples),), settings.lambda_policy)
 
 
-def _estimated(
+def _rewards(
     samples: Sequence[Trajectory],
-    values: Sequence[FloatArray],
-    lambda_B: Tensor,
-    config: Config,
     by_turn: Sequence[tuple[FloatArray, FloatArray]],
-    penalty: _Penalty | None,
-) -> Iterator[Trajectory]:
-    """`by_turn` are the rewards and discounts of tokens, if turns have rewards."""
-    mask_BT = torch.from_numpy(padded([sample.mask for sample in samples]))
-    values_BT = torch.from_numpy(padded(values))
+    mask_BT: Tensor,
+    kl_BT: Tensor | None,
+    kl_coef: float,
+) -> tuple[Tensor, float | Tensor]:
+    """The reward at each token, and the discount. `by_turn` are the rewards and discounts of tokens, if turns have
+    rewards."""
     gamma: float | Tensor = 1.0
     rewards = torch.tensor([sample.scalars["reward"] for sample in samples])
     if by_turn:
         rewards, gamma = (torch.from_numpy(padded(rows)) for rows in zip(*by_turn, strict=True))
-    kl_BT, kl_coef = (None, 0.0) if penalty is None else (penalty.kl, penalty.coef)
-    rewards_BT = token_rewards(rewards, mask_BT, kl_BT, kl_coef)
-    estimates = decoupled_gae(
-        values_BT,
-        rewards_BT,
-        mask_BT,
-        policy_lambda=lambda_B,
-        critic_lambda=config.critic.lambda_critic,
-        gamma=gamma,
-    )
+    return token_rewards(rewards, mask_BT, kl_BT, 0.0 if kl_BT is None else kl_coef), gamma
+
+
+def _with_columns(
+    samples: Sequence[Trajectory], values: Sequence[FloatArray], advantages_BT: Tensor, returns_BT: Tensor
+) -> Iterator[Trajectory]:
     for i, (sample, of_sample) in enumerate(zip(samples, values, strict=True)):
-        tokens = len(sample.token_ids)
-        advantages, returns = (rows[i, :tokens].numpy() for rows in estimates)
+        advantages, returns = (rows[i, : len(of_sample)].numpy() for rows in (advantages_BT, returns_BT))
         yield sample.replace(values=of_sample, advantages=advantages, returns=returns)
 
 

@@ -7,12 +7,10 @@ memory into pieces that the next micro-batch cannot use. That matters only where
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.hooks import RemovableHandle
 
 
 class Gradients:
@@ -20,14 +18,13 @@ class Gradients:
 
     def __init__(self, model: Any) -> None:
         self._parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
-        used: set[int] = set()
-        self._used = used
+        used = self._used = set[int]()
         """The ids of the parameters that a backward pass has added to."""
-        handles = [p.register_post_accumulate_grad_hook(lambda p: used.add(id(p))) for p in self._parameters]
-        weakref.finalize(self, _remove, handles)
+        for parameter in self._parameters:
+            hook = parameter.register_post_accumulate_grad_hook(lambda p: used.add(id(p)))
+            weakref.finalize(self, hook.remove)
 
     def allocate(self) -> None:
-        """Sets all gradients to zero."""
         self._used.clear()
         missing = [p for p in self._parameters if p.grad is None]
         if len(missing) == len(self._parameters):
@@ -44,8 +41,3 @@ class Gradients:
         for parameter in self._parameters:
             if id(parameter) not in self._used:
                 parameter.grad = None
-
-
-def _remove(handles: Iterable[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()

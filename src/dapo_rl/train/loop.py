@@ -6,18 +6,17 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Protocol
 
 from dapo_rl.base.format import counted
-from dapo_rl.base.hashing import DeferredWrite
 from dapo_rl.compat.trl.callbacks import Callbacks
 from dapo_rl.config import Config
 from dapo_rl.engines.protocol import Engine, engine_metrics
 from dapo_rl.errors import DivergedError, NonFiniteError, RankLostError, StopRequested, UserError
 from dapo_rl.models.weights import PolicyWeights
+from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rollout.batch_builder import FailedBatch, SampledBatch
 from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.runs.directory import GroupRow, RunDirectory
@@ -27,7 +26,6 @@ from dapo_rl.train.batch import make_batch, shaped_rewards, with_diagnostics
 from dapo_rl.train.checkpoint import Checkpoints
 from dapo_rl.train.coefficients import Coefficients, Coefs
 from dapo_rl.train.evaluate import Evaluation
-from dapo_rl.train.failed_step import record_failed_step
 from dapo_rl.train.metrics import mean_of, step_metrics
 from dapo_rl.train.mismatch import MismatchNote, is_fresh, newest_mismatch
 from dapo_rl.train.off_policy import with_off_policy_metrics
@@ -45,10 +43,6 @@ class Policy(Protocol):
 
     def score(self, samples: Sequence[Trajectory]) -> list[FloatArray]: ...
 
-    def score_reference(self, samples: Sequence[Trajectory]) -> list[FloatArray]: ...
-
-    def score_entropy(self, samples: Sequence[Trajectory]) -> list[FloatArray]: ...
-
     def update(self, samples: Sequence[Trajectory], lr: float, coefs: Coefs = ..., /) -> Update: ...
 
     def sync_reference(self, alpha: float) -> None: ...
@@ -61,30 +55,11 @@ class Policy(Protocol):
     def release_memory(self) -> None:
         """Frees the memory that only updates need."""
 
-    def save(self, directory: Path) -> DeferredWrite | None: ...
-
-    def load(self, directory: Path) -> None: ...
-
 
 class Critic(Protocol):
     """The critic to train, in one process or on many ranks with the same result."""
 
-    def score(self, samples: Sequence[Trajectory]) -> list[FloatArray]: ...
-
     def update(self, samples: Sequence[Trajectory], lr: float) -> Update: ...
-
-    def release_memory(self) -> None: ...
-
-    def save(self, directory: Path) -> DeferredWrite | None: ...
-
-    def load(self, directory: Path) -> None: ...
-
-
-class Verifiers(Protocol):
-    """What the loop needs of the verifiers; the sampler has them judge."""
-
-    def figures(self) -> dict[str, float]:
-        """Metrics since the last call."""
 
     def release_memory(self) -> None: ...
 
@@ -107,18 +82,18 @@ class Training:
     directory: RunDirectory
     display: Display
     progress: Progress
-    unsaved: WriteErrors = field(default_factory=WriteErrors)
-    stop_requested: Callable[[], bool] = lambda: False
-    track: Callable[[int, Mapping[str, float]], None] = lambda step, metrics: None
+    unsaved: WriteErrors
+    stop_requested: Callable[[], bool]
+    track: Callable[[int, Mapping[str, float]], None]
     """Receives the metrics of each step, in addition to the run directory."""
-    callbacks: Callbacks = field(default_factory=Callbacks)
-    time_share: bool = False
+    callbacks: Callbacks
+    time_share: bool
     """Whether the engine and the policy take turns with the GPU's memory."""
-    critic: Critic | None = None
-    verifiers: Verifiers | None = None
-    coefficients: Coefficients | None = None
+    critic: Critic | None
+    verifier: VerifierPool
+    coefficients: Coefficients | None
     """Those of the loss that change during the run."""
-    recover: Recover | None = None
+    recover: Recover | None
     """Restores the run after a rank was lost; raises if it cannot."""
 
     @property
@@ -136,7 +111,7 @@ class Training:
 def train(run: Training) -> None:
     """Trains from the current progress to the last step, or until a stop is requested."""
     run.callbacks.train_begin()
-    with_restarts(partial(_to_the_end, run), run.recover)
+    with_restarts(partial(train_to_end, run), run.recover)
     run.callbacks.train_end()
 
 
@@ -154,7 +129,7 @@ def with_restarts(work: Callable[[], None], recover: Recover | None) -> None:
             lost = error
 
 
-def _to_the_end(run: Training) -> None:
+def train_to_end(run: Training) -> None:
     with suppress(StopRequested):
         _train(run)
     run.checkpoints.wait()
@@ -229,7 +204,6 @@ def _finish_last_step(run: Training, origin: float) -> None:
 
 
 def _evaluate_and_log(run: Training, origin: float) -> None:
-    """Evaluates the step that was made last, if that is due, and logs its metrics."""
     progress = run.progress
     progress.wall_seconds = time.perf_counter() - origin
     if progress.evaluation_due:
@@ -294,16 +268,26 @@ def _keeping(run: Training, step: int, filled: Sequence[SampledBatch]) -> Iterat
         with suppress(Exception):  # the error that ends the run is the one to show
             remains = FailedBatch.of_update(filled[0]) if filled else run.sampler.remains()
             if remains is not None and not (isinstance(error, RankLostError) and run.recover is not None):
-                record_failed_step(
-                    step,
-                    remains,
-                    error,
-                    log=run.config.log,
-                    directory=run.directory,
-                    progress=run.progress,
-                    display=run.display,
-                )
+                _record_failed_step(run, step, remains, error)
         raise
+
+
+def _record_failed_step(run: Training, step: int, remains: FailedBatch, error: Exception) -> None:
+    """Records its rollouts, and its tokens in the ledger. Says where the samples are in the message of an error that is
+    shown as one line; otherwise in a note."""
+    run.progress.failed = run.progress.ledger.with_failed(remains)
+    dropped = [GroupRow(group, outcome) for group, outcome in remains.fill.dropped]
+    rows = [*dropped, *(GroupRow(group, "unfinished") for group in remains.unfinished)]
+    if not rows or not run.config.log.rollouts:
+        return
+    directory = run.directory
+    directory.write_rollouts(step, sorted(rows, key=lambda row: row.group.draw), run.config.log.keep_rollouts)
+    where = f"samples of this step are in {directory.rollout(step)}, which `dapo board {directory.path}` shows"
+    if isinstance(error, UserError | DivergedError):
+        sentences = str(error).endswith(".")
+        error.args = (f"{error} The {where}." if sentences else f"{error}; the {where}", *error.args[1:])
+    else:
+        run.display.note(f"step {step}: the {where}")
 
 
 def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
@@ -321,17 +305,16 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
     sampled = time.perf_counter()
     if run.time_share:
         run.engine.release_memory()
-        if run.verifiers is not None:
-            run.verifiers.release_memory()
+        run.verifier.release_memory()
     for transform in run.transforms:
         batch = transform(batch)
     if run.coefficients is not None and batch.trains_policy:
         run.coefficients.follow(batch.metrics, len(batch.trained))
     mismatch = _mismatch(run, batch)
-    done = _update(run, step, batch)
+    passes, of_critic = _update(run, step, batch)
     early = _end_pretraining(run, batch)
-    if done.last_pass:
-        batch = with_diagnostics(batch, done.last_pass)
+    if passes[-1]:
+        batch = with_diagnostics(batch, passes[-1])
         batch = with_off_policy_metrics(batch, config)
     weights = run.policy.weights()
     if name := weights.not_finite():
@@ -346,10 +329,11 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
 
     ended = time.perf_counter()
     seconds = fill.earlier_seconds + ended - started
-    updates, stages = [update.metrics for update in done.policy if update.metrics], config.sampling.length_stages
-    metrics = step_metrics(fill, batch, updates, rewards, mismatch) | {
+    of_policy, stages = [update for of_pass in passes for update in of_pass], config.sampling.length_stages
+    measured = [update.metrics for update in of_policy if update.metrics]
+    metrics = step_metrics(fill, batch, measured, rewards, mismatch) | {
         **batch.metrics,
-        **mean_of([update.metrics for update in done.critic if update.metrics]),
+        **mean_of([update.metrics for update in of_critic if update.metrics]),
         **({"sampling/max_new_tokens": config.sampling.longest_response(fill.version)} if stages else {}),
         "sampling/preempted": run.engine.preempted - preempted,
         **({"engine/prefix_hits": run.engine.prefix_hits - prefix_hits} if run.sampler.has_environment else {}),
@@ -359,12 +343,12 @@ def _step(run: Training, step: int, filled: list[SampledBatch]) -> _Done:
         "timing_s/step": seconds,
         "perf/throughput": fill.tokens_generated / seconds,
         **engine_metrics(run.engine),
-        **({} if run.verifiers is None else run.verifiers.figures()),
+        **run.verifier.figures(),
         **run.policy.figures(),
     }
     if config.cluster.backend is not None:
         metrics["perf/driver_share"] = (time.process_time() - cpu) / (ended - started)
-    notes = [note for update in (*done.policy, *done.critic) for note in update.notes]
+    notes = [note for update in (*of_policy, *of_critic) for note in update.notes]
     return _Done(fill, batch, metrics, [*notes, *early])
 
 
@@ -389,28 +373,18 @@ def _mismatch(run: Training, batch: Batch) -> float:
     return newest_mismatch(batch, run.policy.score)
 
 
-@dataclass(slots=True)
-class _Updates:
-    """The updates of a step."""
-
-    policy: list[Update] = field(default_factory=list)
-    critic: list[Update] = field(default_factory=list)
-    last_pass: list[Update] = field(default_factory=list)
-    """Those of the policy in the last pass over the batch."""
-
-
-def _update(run: Training, step: int, batch: Batch) -> _Updates:
-    """Trains the critic, if there is one, and after value pre-training the policy, on each mini-batch."""
-    config, done = run.config, _Updates()
+def _update(run: Training, step: int, batch: Batch) -> tuple[list[list[Update]], list[Update]]:
+    """Trains the critic, if there is one, and after value pre-training the policy, on each mini-batch. Returns the
+    policy's updates of each pass over the batch, and the critic's."""
+    config, passes, of_critic = run.config, list[list[Update]](), list[Update]()
     for _ in range(config.train.epochs_per_step):
-        done.last_pass = []
+        passes.append([])
         for part in batch.mini_batches(config.train.mini_batches):
             if run.critic is not None:
-                done.critic.append(run.critic.update(part, critic_rate(step, config)))
+                of_critic.append(run.critic.update(part, critic_rate(step, config)))
             if batch.trains_policy:
-                done.last_pass.append(_policy_update(run, step, part))
-        done.policy += done.last_pass
-    return done
+                passes[-1].append(_policy_update(run, step, part))
+    return passes, of_critic
 
 
 def _policy_update(run: Training, step: int, part: Sequence[Trajectory]) -> Update:
@@ -447,7 +421,6 @@ def _verifier_failures(fill: SampledBatch) -> str | None:
 
 
 def _rows(done: _Done, carried: Sequence[Group]) -> list[GroupRow]:
-    """All groups kept or dropped in a step; after the last step also those that were carried over."""
     kept = [GroupRow(group, "kept") for group in done.batch]
     dropped = [GroupRow(group, outcome) for group, outcome in done.fill.dropped]
     waiting = [GroupRow(group, "carried") for group in carried]

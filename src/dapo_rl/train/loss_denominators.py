@@ -31,7 +31,6 @@ class Counts:
 
     @classmethod
     def over(cls, ranks: Sequence[Counts]) -> Counts:
-        """The counts of all ranks together."""
         group_tokens: Counter[int] = Counter()
         for counts in ranks:
             group_tokens.update(counts.group_tokens)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -22,7 +21,7 @@ def packed_batches(samples: Sequence[Trajectory], budget: int) -> list[list[int]
         prompts.setdefault(sample.prompt_ids.tobytes(), []).append(i)
     # The last token of a response is not computed: its next-token logits are not needed.
     lengths = [
-        _Length(prompt, len(samples[i].prompt_ids), len(samples[i].token_ids) - 1, i)
+        (prompt, len(samples[i].prompt_ids), len(samples[i].token_ids) - 1, i)
         for prompt, members in enumerate(prompts.values())
         for i in members
     ]
@@ -38,17 +37,9 @@ def packed_batches(samples: Sequence[Trajectory], budget: int) -> list[list[int]
     return _fill(lengths, high)
 
 
-class _Length(NamedTuple):
-    """The length of a sample, with the index of its prompt."""
-
-    prompt: int
-    prompt_tokens: int
-    own_tokens: int
-    sample: int
-
-
-def _fill(lengths: Sequence[_Length], budget: int) -> list[list[int]]:
-    """Fills micro-batches greedily in the given order; a sample over the budget gets its own."""
+def _fill(lengths: Sequence[tuple[int, int, int, int]], budget: int) -> list[list[int]]:
+    """Fills micro-batches greedily in the given order; a sample over the budget gets its own. `lengths` have the index
+    of the prompt, its tokens, the sample's own tokens, and the index of the sample."""
     batches: list[list[int]] = []
     tokens, before = 0, -1
     for prompt, prompt_tokens, own, sample in lengths:

@@ -48,7 +48,6 @@ class MismatchNote:
         self._config, self._given = config, False
 
     def take(self, metrics: Mapping[str, float]) -> str | None:
-        """The note, if a step with these metrics is the first that needs one."""
         note = None if self._given else self._large(metrics) or self._clipped(metrics)
         self._given = self._given or note is not None
         return note

@@ -87,7 +87,6 @@ def off_policy_metrics(
 
 
 def without(sample: Trajectory, tokens: BoolArray) -> Trajectory:
-    """The sample without these tokens of its loss."""
     left_out = int(np.count_nonzero(sample.loss_mask & tokens))
     if not left_out:
         return sample
@@ -135,7 +134,6 @@ def _all_weights(pairs: Sequence[tuple[Trajectory, FloatArray]], algo: AlgoSetti
 
 
 def weight_bounds(algo: AlgoSettings) -> dict[str, Any]:
-    """The arguments of `importance_weights`."""
     assert algo.importance_cap is not None
     bounds = {"cap": algo.importance_cap, "floor": algo.importance_floor or 0.0}
     return {**bounds, "mode": algo.importance_mode, "level": algo.importance_level}

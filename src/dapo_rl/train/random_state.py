@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
@@ -47,45 +47,49 @@ def seed_everything(seed: int) -> None:
 @contextmanager
 def unless_stopped() -> Iterator[None]:
     """A StopRequested in the block leaves the generators as they were before: the block is repeated later."""
-    before = (random.getstate(), np.random.get_state(), torch.get_rng_state())
-    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    before = _states()
     try:
         yield
     except StopRequested:
-        random.setstate(before[0])
-        np.random.set_state(before[1])
-        torch.set_rng_state(before[2])
-        torch.cuda.set_rng_state_all(on_gpus)
+        _restore(*before)
         raise
 
 
-class RandomState:
-    """The checkpoint part that saves the states of the global random number generators."""
+def _states() -> tuple[Any, Any, torch.Tensor, list[torch.Tensor]]:
+    on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), on_gpus
 
+
+def _restore(python: Any, numpy: Any, on_cpu: torch.Tensor, on_gpus: Sequence[torch.Tensor]) -> None:
+    """A GPU without a state keeps its own."""
+    random.setstate(python)
+    np.random.set_state(numpy)
+    torch.set_rng_state(on_cpu)
+    for device, state in enumerate(on_gpus[: torch.cuda.device_count()]):
+        torch.cuda.set_rng_state(state, device)
+
+
+class RandomState:
     def save(self, directory: Path) -> None:
-        kind, keys, *rest = np.random.get_state()
+        python, (kind, keys, *rest), on_cpu, on_gpus = _states()
         state = {
-            "python": random.getstate(),
+            "python": python,
             "numpy": [kind, np.asarray(keys).tolist(), *rest],
-            "torch": _text(torch.get_rng_state()),
-            "cuda": [_text(state) for state in torch.cuda.get_rng_state_all()] if torch.cuda.is_available() else [],
+            "torch": _text(on_cpu),
+            "cuda": [_text(state) for state in on_gpus],
         }
         write_state(directory / FILE, state)
 
     def load(self, directory: Path) -> None:
-        """A GPU without a saved state keeps its own."""
         path = directory / FILE
         with restoring(path):
             state = parse_state(SavedRandom, read_state(path))
             version, internal, gauss = state.python
-            random.setstate((version, tuple(internal), gauss))
-            kind, keys, position, has_gauss, cached = state.numpy
-            np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+            kind, keys, *rest = state.numpy
+            numpy = (kind, np.array(keys, dtype=np.uint32), *rest)
+            on_gpus = [_tensor(text) for text in state.cuda]
             try:
-                torch.set_rng_state(_tensor(state.torch))
-                if torch.cuda.is_available():
-                    for device, text in enumerate(state.cuda[: torch.cuda.device_count()]):
-                        torch.cuda.set_rng_state(_tensor(text), device)
+                _restore((version, tuple(internal), gauss), numpy, _tensor(state.torch), on_gpus)
             except RuntimeError as error:
                 raise ValueError(f"torch: {error}") from None
 

@@ -1,7 +1,8 @@
-"""A reference policy that follows the policy (`algo.ref_sync_steps`), and its weights in checkpoints of one process."""
+"""The frozen model that samples are scored by; it may follow the policy (`algo.ref_sync_steps`)."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dapo_rl.config import Config
 from dapo_rl.errors import NonFiniteError, UserError
 from dapo_rl.models.finite import not_finite
+from dapo_rl.models.lora import has_lora, is_adapted, merged_copy
 from dapo_rl.models.save import weight_difference
+from dapo_rl.train.teacher import load_teacher
 
 FILE = "reference.pt"
+
+
+def build_reference(model: Any, tokenizer: Any, config: Config, teacher_device: str | None) -> Any:
+    """The frozen model that samples are scored by, besides the policy: a teacher, or a copy of the policy. A policy
+    whose adapters are new contains its own. None if the run needs none."""
+    if config.teacher.loaded:
+        return load_teacher(config, tokenizer, teacher_device)
+    if not config.needs_reference:
+        return None
+    if has_lora(model):
+        return merged_copy(model) if is_adapted(model) else model
+    return copy.deepcopy(model).requires_grad_(False)
 
 
 @torch.no_grad()
@@ -32,10 +48,3 @@ def check_reference(directory: Path, reference: Any, stored: Mapping[str, Tensor
         raise NonFiniteError(f"the weights of its reference policy are not finite, in {name}")
     if other := weight_difference(reference.state_dict(), stored):
         raise UserError(f"{directory}: has the reference policy of another model: {other}; resume with the run's own")
-
-
-@torch.no_grad()
-def restore_reference(reference: Any, stored: Mapping[str, Tensor]) -> None:
-    own = reference.state_dict()
-    for name, tensor in stored.items():
-        own[name].copy_(tensor)

@@ -22,7 +22,6 @@ MODEL = "the model"
 
 
 def save_result(save_model: Callable[[Path], None], path: Path) -> None:
-    """Saves the trained model atomically."""
     if path.is_file():
         raise UserError(f"{path}: the model is saved as a directory, but there is a file of that name")
     try:

@@ -72,6 +72,5 @@ def _selected(batch: Batch, config: Config, column: str, select: Select) -> Batc
 
 
 def _flat(samples: Sequence[Trajectory], column: str) -> Tensor:
-    """A column of all samples, one after the other."""
     rows = [sample.loss_mask if column == "loss_mask" else sample[column] for sample in samples]
     return torch.from_numpy(np.concatenate(rows))

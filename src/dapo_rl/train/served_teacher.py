@@ -127,7 +127,6 @@ def _batches(samples: Sequence[Trajectory]) -> Iterator[Sequence[Trajectory]]:
 
 
 def _card(wanted: str | None, data: bytes) -> dict[str, Any]:
-    """The model among those that the server lists."""
     cards = [card for card in _listed(data, "data") if isinstance(card, dict) and isinstance(card.get("id"), str)]
     names = [card["id"] for card in cards]
     if not names:
@@ -145,7 +144,6 @@ def _tokens(data: bytes) -> list[Any]:
 
 
 def _logps(batch: Sequence[Trajectory], rows: Sequence[Sequence[int]], data: bytes) -> list[FloatArray]:
-    """The log-probabilities of the response tokens in a reply."""
     try:
         choices = sorted(_listed(data, "choices"), key=lambda choice: int(choice["index"]))
         found = [_row(sample, ids, choice) for sample, ids, choice in zip(batch, rows, choices, strict=True)]
@@ -166,7 +164,6 @@ def _row(sample: Trajectory, ids: Sequence[int], choice: Mapping[str, Any]) -> F
 
 
 def _listed(data: bytes, key: str) -> list[Any]:
-    """A list in a JSON object; empty if there is none."""
     try:
         found = json.loads(data)[key]
     except (ValueError, KeyError, TypeError, RecursionError):

@@ -34,7 +34,6 @@ class TeacherPrompts:
         return max(map(len, self.tokens(prompts)))
 
     def tokens(self, prompts: Sequence[Prompt]) -> list[IntArray]:
-        """What the teacher reads for each prompt."""
         if "{answer}" in self._template and (bare := next((p for p in prompts if not (p.answer or "").strip()), None)):
             raise UserError(f"{KEY}: prompt {bare.id} has no answer; data.answer_key names its column")
         found: dict[int, IntArray] = {}
@@ -57,5 +56,4 @@ class TeacherPrompts:
 
 
 def _in_chat(prompt: Prompt) -> bool:
-    """Whether the prompt was read as messages."""
     return prompt.messages is not None or bool(prompt.question)

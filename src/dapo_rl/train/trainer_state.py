@@ -32,8 +32,6 @@ class SavedProgress(Saved):
 
 @dataclass(slots=True)
 class Progress:
-    """Saved in every checkpoint."""
-
     step: int = 0
     wall_seconds: float = 0.0
     evaluations: list[tuple[int, float]] = field(default_factory=list)
@@ -56,7 +54,6 @@ class Progress:
 
     @property
     def logged(self) -> int:
-        """The last step in the log."""
         return self.step - self.evaluation_due
 
     def save(self, directory: Path) -> None:

@@ -9,7 +9,6 @@ reject off-policy tokens.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,7 @@ from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.train.batch import with_advantages
 from dapo_rl.train.coefficients import Coefficients
-from dapo_rl.train.custom import Advantages
+from dapo_rl.train.custom import Advantages, taken_by
 from dapo_rl.train.gae import with_values
 from dapo_rl.train.off_policy import with_corrections
 from dapo_rl.train.selection import selects_by_covariance, with_cov_mask, with_entropy_mask
@@ -100,12 +99,8 @@ class CustomTransform:
 
     def __init__(self, spec: str, config: Config) -> None:
         self._name = f"train.transforms: {spec}"
-        function = load_function(spec)
-        try:
-            names = inspect.signature(function).parameters
-        except (TypeError, ValueError):
-            names = {}  # type: ignore[assignment]
-        self._function, self._more = function, {"config": config} if "config" in names else {}
+        self._function = load_function(spec)
+        self._more = taken_by(self._function, {"config": config}, only_named=True)
 
     def __call__(self, batch: Batch) -> Batch:
         try:

@@ -7,7 +7,6 @@ its reward and of those after it: `G_k = r_k + γ G_{k+1}`. The turns of an epis
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -117,14 +116,10 @@ def turn_rewards(batch: Batch, discount: float) -> list[tuple[FloatArray, FloatA
             for each in group.trajectories
         ]
         for turns in turn_credits(group, discount):
-            for turn, following in zip(turns, _following(turns), strict=True):
+            for turn, following in zip(turns, [*turns[1:], None], strict=False):
                 rewards, discounts = of_group[turn.trajectory]
                 ends = following is None or following.trajectory != turn.trajectory
                 rewards[turn.turn.end - 1] = turn.returned if ends else turn.reward
                 discounts[turn.turn.end - 1] = discount
         rows += of_group
     return rows
-
-
-def _following(turns: Sequence[TurnCredit]) -> list[TurnCredit | None]:
-    return [*turns[1:], None] if turns else []

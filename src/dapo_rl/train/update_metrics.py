@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,20 +13,6 @@ from dapo_rl.config import AlgoSettings
 from dapo_rl.objectives.aggregation import clipped_tokens
 from dapo_rl.train.coefficients import KL_OF_UPDATE
 from dapo_rl.train.learner import total
-from dapo_rl.types import Array
-
-
-class TokenResults(NamedTuple):
-    """Per-token results of a micro-batch, `[B, T]` each, on the device."""
-
-    train_logps: Tensor
-    entropies: Tensor
-    clipped: Tensor
-
-    def split(self, lengths: Sequence[int]) -> list[Mapping[str, Array]]:
-        """The results of each sample, without padding."""
-        rows = {name: of_batch.cpu().numpy() for name, of_batch in self._asdict().items()}
-        return [{name: row[i, :n] for name, row in rows.items()} for i, n in enumerate(lengths)]
 
 
 def clipping_sums(

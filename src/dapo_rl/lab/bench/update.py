@@ -24,7 +24,7 @@ def measure_update(work: Workload, variant: str = "") -> Measurement:
     config = work.config()
     model, tokenizer = open_model(work.model, torch.float32, work.device, work.seed)
     plan = memory_plan(config, model, work.longest, engine_releases_memory=False, has_engine=False)
-    policy = build_policy(model, tokenizer, config, work.longest, plan=plan)
+    policy = build_policy(model, tokenizer, config, work.longest, plan)
     samples = _samples(work, tokenizer, model)
     rng = np.random.default_rng(work.seed)
     batch = [
