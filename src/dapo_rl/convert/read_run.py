@@ -9,13 +9,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dapo_rl.base.format import counted
-from dapo_rl.base.quote import one_line, shown
-from dapo_rl.base.reading import read_bytes
+from dapo_rl.base.quote import shown
 from dapo_rl.config.peers import leaves
-from dapo_rl.config.recipe import check_values, parse_yaml
+from dapo_rl.config.recipe import check_values, parse_settings, read_utf8
 from dapo_rl.convert.hydra import UnknownValue, interpolated, numbers, typed
 from dapo_rl.convert.shell.commands import ShellCommand, read_shell
 from dapo_rl.convert.shell.words import Word
@@ -144,23 +141,13 @@ def _environment() -> dict[str, str]:
 
 def _text(path: Path) -> str:
     try:
-        return read_bytes(path, MOST_BYTES_READ).decode("utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: cannot be converted: it is not UTF-8 text") from None
+        return read_utf8(path, MOST_BYTES_READ, "cannot be converted")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; a command line is given as dapo convert -- COMMAND") from None
-    except (OSError, ValueError) as error:  # ValueError: a name with a null character
-        raise UserError(f"{path}: cannot be converted: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _mapping(text: str, source: str) -> dict[str, Any]:
-    try:
-        value = parse_yaml(text, MOST_BYTES_READ)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{source}:{mark.line + 1}" if mark else source
-        raise UserError(f"{where}: not valid YAML: {one_line(getattr(error, 'problem', None) or error)}") from None
-    check_values(value, source)
+    value = parse_settings(text, source, MOST_BYTES_READ)
     if not isinstance(value, dict):
         raise UserError(f"{source}: neither a training command nor a mapping of settings")
     return {str(key): inner for key, inner in value.items()}
@@ -168,7 +155,7 @@ def _mapping(text: str, source: str) -> dict[str, Any]:
 
 def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by dotted keys."""
-    return {key: inner for name, value in mapping.items() for key, inner in leaves(str(name), value)}
+    return dict(leaf for name, value in mapping.items() for leaf in leaves(str(name), value))
 
 
 def _of_keys(keys: dict[str, Any], source: str) -> ExternalRun:
