@@ -45,7 +45,7 @@ def derive_areal(draft: Draft) -> None:
     else:
         shared.steps_from_epochs(draft, "total_train_epochs")
     share = f"{OPTIMIZER}.warmup_steps_proportion"
-    shared.warmup_from_share(draft, draft.number_or(0.0, share), share)
+    shared.warmup_from_share(draft, draft.number_or(0.0, share), share, whole=int)
     shared.adam_betas(draft, f"{OPTIMIZER}.beta1", f"{OPTIMIZER}.beta2")
     switch, rank, alpha, targets = (
         f"actor.{name}" for name in ("use_lora", "lora_rank", "lora_alpha", "target_modules")

@@ -4,7 +4,7 @@ importance weights, the critic."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, get_args
 
 from dapo_rl.choices import KL_KINDS, ImportanceLevel, ImportanceMode
@@ -54,16 +54,18 @@ def limit_prompts(draft: Draft) -> None:
         draft.add_row("(prompt length)", "no limit", "differs", here, note)
 
 
-def warmup_from_share(draft: Draft, share: float, *keys: str, note: str = "") -> None:
-    """`train.warmup_steps` from a share of all steps, which needs their number."""
+def warmup_from_share(
+    draft: Draft, share: float, *keys: str, whole: Callable[[float], int] = math.ceil, note: str = ""
+) -> None:
+    """`train.warmup_steps` from a share of all steps, which needs their number; `whole` rounds as the library does."""
     steps = draft.settings.get("train.steps")
     if share == 0:
         draft.put("train.warmup_steps", 0, *keys)
     elif steps is not None:
-        draft.put("train.warmup_steps", math.ceil(share * steps), *keys, note=note)
+        draft.put("train.warmup_steps", whole(share * steps), *keys, note=note)
     else:
         note = f"{share:g} of the steps, whose number is not known"
-        draft.put("train.warmup_steps", math.ceil(share * 100), *keys, note=note, learns=True)
+        draft.put("train.warmup_steps", whole(share * 100), *keys, note=note, learns=True)
 
 
 def min_lr_share(draft: Draft, key: str) -> None:

@@ -367,7 +367,7 @@ def _warmup(draft: Draft) -> None:
             draft.put("train.warmup_steps", warmup, fixed, note="steps, here as there")
         draft.unused("lr_warmup_steps is given, and is what counts", share)
     elif draft.has(share):
-        shared.warmup_from_share(draft, draft.number_or(0.0, share), share)
+        shared.warmup_from_share(draft, draft.number_or(0.0, share), share, whole=int)
         draft.unused("-1: lr_warmup_steps_ratio counts", fixed)
     else:
         draft.always("train.warmup_steps", 0, "no warm-up unless set")
