@@ -116,6 +116,8 @@ def test_the_other_values_are_trls():
     assert (config.train.lr_schedule, config.train.min_lr_share) == ("linear", 0.1)
     assert settings(warmup_steps=2).config.train.min_lr_share == 1 / 8, "of 8 updates after the warm-up"
     assert settings(lr_scheduler_type="cosine", max_steps=1).config.train.min_lr_share == 1
+    assert settings({"train.steps": 20}).config.train.min_lr_share == 1 / 20, "of the steps that config sets"
+    assert settings({"train.min_lr_share": 0}).config.train.min_lr_share == 0
     scheduled = settings(lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs={"min_lr_rate": 0.25}).config
     assert (scheduled.train.lr_schedule, scheduled.train.min_lr_share) == ("cosine", 0.25)
 
