@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -124,14 +125,7 @@ def _other_training(command: ShellCommand) -> str | None:
 
 def read_words(words: Sequence[str]) -> ExternalRun:
     """The run that a command line starts."""
-    if len(words) == 1:
-        return read_script(words[0], "the command line")
-    assigned = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
-    command = ShellCommand(tuple(Word(word) for word in words), {name: Word(value) for name, value in assigned.items()})
-    run = _of_command(command, "the command line", Path())
-    if run is None:
-        raise UserError(f"{shown(' '.join(words), 60)}: not a training command of verl, TRL, ms-swift or AReaL")
-    return run
+    return read_script(words[0] if len(words) == 1 else shlex.join(words), "the command line")
 
 
 def _environment() -> dict[str, str]:
