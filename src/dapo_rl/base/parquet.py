@@ -50,8 +50,6 @@ def open_parquet(file: BinaryIO) -> pq.ParquetFile:
 
 
 class SizeLimit:
-    """How much may be decoded from a file."""
-
     def __init__(self, file: BinaryIO, fine: int = FINE, most: int = MOST) -> None:
         """`TIMES` the size of the file, up to `most`; `fine` bytes are allowed to every file."""
         self._own = file.seek(0, 2)
@@ -133,7 +131,6 @@ def written_out(batch: Any) -> Any:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type without dictionaries."""
     if pa.types.is_dictionary(kind):
         return kind.value_type
     if pa.types.is_struct(kind):

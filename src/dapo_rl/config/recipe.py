@@ -167,12 +167,10 @@ def nested(settings: Mapping[Any, Any], where: str = "") -> dict[str, Any]:
 
 
 def flat(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings by dotted key, without sections."""
     return {key: value for key, value in leaves("", settings) if value != {}}
 
 
 def override(settings: dict[str, Any], overrides: Iterable[str]) -> None:
-    """Sets each `key=value`; a later one wins."""
     for word in overrides:
         key, equals, value = word.partition("=")
         if not equals or not key:

@@ -45,8 +45,6 @@ _SEEN = ("NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES")
 
 @dataclass(frozen=True, slots=True)
 class ExternalRun:
-    """A run of another library."""
-
     library: str
     """A key of `dapo_rl.config.peers.LIBRARIES`."""
     source: str
@@ -148,7 +146,6 @@ def _mapping(text: str, source: str) -> dict[str, Any]:
 
 
 def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted keys."""
     return dict(leaf for name, value in mapping.items() for leaf in leaves(str(name), value))
 
 
@@ -170,7 +167,6 @@ def _of_swift(flat: Mapping[str, Any], is_megatron: bool = False) -> dict[str, A
 
 
 def _recognised(keys: Mapping[str, Any]) -> str | None:
-    """The library that a file of settings belongs to."""
     sections = {key.split(".")[0] for key in keys}
     if "actor_rollout_ref" in sections or {"algorithm", "data"} <= sections or {"trainer", "data"} <= sections:
         return "verl"
@@ -183,7 +179,6 @@ def _recognised(keys: Mapping[str, Any]) -> str | None:
 
 
 def _of_command(command: ShellCommand, source: str, directory: Path) -> ExternalRun | None:
-    """The run that a command starts, if it is a training command."""
     texts = [word.text for word in command.words]
     for at, text in enumerate(texts):
         following = texts[at + 1 : at + 2]
@@ -255,7 +250,6 @@ def _overrides(words: Sequence[Word], file: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _sections(key: str) -> list[str]:
-    """A key, and the sections that it is in."""
     parts = key.split(".", 12)
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 

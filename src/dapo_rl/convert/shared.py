@@ -21,12 +21,6 @@ UNCAPPED = 1e9
 KL_NAMES = f"the estimators are {', '.join(KL_KINDS)}"
 
 
-def nearest_divisor(number: int, wanted: float) -> int:
-    """The divisor of a number, up to 10,000, that is nearest to another number."""
-    divisors = [n for n in range(1, min(number, 10_000) + 1) if number % n == 0]
-    return min(divisors, key=lambda n: abs(n - wanted))
-
-
 def steps_from_epochs(draft: Draft, key: str) -> None:
     """`train.steps` from passes over the data, which needs the number of rows."""
     epochs, prompts = draft.number(key), draft.settings.get("sampling.prompts_per_step", 16)
@@ -69,7 +63,6 @@ def warmup_from_share(
 
 
 def min_lr_share(draft: Draft, key: str) -> None:
-    """`train.min_lr_share` from the lowest learning rate."""
     lowest, rate = draft.number(key), draft.settings.get("train.lr")
     if lowest is not None and rate:
         draft.put("train.min_lr_share", min(max(lowest / rate, 0.0), 1.0), key, note=f"{lowest:g} / {rate:g}")
@@ -122,7 +115,6 @@ def lora(
 
 
 def adam_betas(draft: Draft, first: str, second: str) -> None:
-    """`train.betas` from two settings."""
     if draft.has(first, second) or second in draft.library.defaults:
         betas = [draft.number_or(0.9, first), draft.number_or(0.999, second)]
         draft.put("train.betas", betas, first, second)

@@ -12,7 +12,6 @@ from dapo_rl.config.peers.values import is_number, written
 from dapo_rl.convert import shared
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.hydra import UnknownValue
-from dapo_rl.convert.turns import trl_turns
 from dapo_rl.errors import UserError
 from dapo_rl.objectives import GDPO
 from dapo_rl.objectives.losses import LOSSES, losses_by
@@ -39,7 +38,6 @@ def derive_trl(draft: Draft) -> None:
     derive_evaluation(draft)
     derive_rewards(draft, cache=256, longest=1280)
     _source(draft)
-    trl_turns(draft)
     ask_for_reward(draft)
     shared.limit_prompts(draft)
     uses_lora = bool(draft.value("use_peft"))
@@ -129,7 +127,6 @@ def _entropy(draft: Draft) -> None:
 
 
 def _kl(draft: Draft) -> None:
-    """What becomes of the KL penalty, if there is one."""
     unbiased = "use_bias_correction_kl"
     if not draft.value("beta"):
         draft.unused("without beta it does nothing", unbiased)
@@ -210,7 +207,6 @@ def _batch(draft: Draft) -> None:
 
 
 def _completions(draft: Draft, processes: int) -> tuple[int, int]:
-    """Completions in a step and in an update."""
     per_generation = draft.size("steps_per_generation")
     if (update := draft.size("global_batch_size")) is not None:  # ms-swift with Megatron
         batch = draft.size("generation_batch_size") or update * (per_generation or 1)
@@ -228,7 +224,6 @@ def _whole_groups(step: int, update: int, group: int) -> bool:
 
 
 def _processes(draft: Draft) -> tuple[int, bool]:
-    """The number of processes, and whether it is known."""
     if draft.processes is not None:
         return draft.processes, True
     unknown = {name for name, value in draft.keys.items() if isinstance(value, UnknownValue)}
@@ -377,7 +372,6 @@ def _here(name: str, library: str) -> str | None:
 
 
 def _weights(draft: Draft, names: list[str]) -> list[float]:
-    """A weight for each reward function."""
     key = "reward_weights"
     weights = draft.value(key)
     listed = weights if isinstance(weights, list) else [weights]
@@ -391,7 +385,6 @@ def _weights(draft: Draft, names: list[str]) -> list[float]:
 
 
 def _part(entry: Any) -> dict[str, Any]:
-    """One data set of a mixture."""
     name = entry.get("path") if isinstance(entry, dict) else None
     if not isinstance(name, str):
         raise UserError(f"datasets: expected entries with a path, got {shown(entry)}")
@@ -423,7 +416,6 @@ def _source(draft: Draft) -> None:
 
 
 def trl_importance(draft: Draft) -> None:
-    """`vllm_importance_sampling_…`."""
     names = ("correction", "mode", "cap", "clip_max", "clip_min")
     switch, mode, cap, high, low = keys = tuple(f"vllm_importance_sampling_{name}" for name in names)
     if not draft.value("use_vllm") or not draft.value(switch):

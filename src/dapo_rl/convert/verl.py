@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any
 
+from dapo_rl.config.conflicts import nearest_divisor
 from dapo_rl.config.peers import reason
 from dapo_rl.convert import shared
 from dapo_rl.convert.draft import Draft
@@ -93,7 +94,7 @@ def _batches(draft: Draft) -> None:
     updates, rest = divmod(prompts, mini)
     note = f"{prompts} prompts / {mini} per update"
     if rest or not updates:
-        updates = shared.nearest_divisor(prompts, prompts / mini)
+        updates = nearest_divisor(prompts, prompts / mini)
         draft.put("train.mini_batches", updates, mini_batch, note=f"{note} is not a whole number", learns=True)
     else:
         draft.put("train.mini_batches", updates, mini_batch, note=note)
@@ -404,22 +405,15 @@ def _critic(draft: Draft) -> None:
 
 
 def _kl_in_reward(draft: Draft) -> None:
-    """`algorithm.use_kl_in_reward`, with a critic."""
-    names = (
-        "use_kl_in_reward",
-        "kl_ctrl.kl_coef",
-        "kl_penalty",
-        "kl_ctrl.type",
-        "kl_ctrl.target_kl",
-        "kl_ctrl.horizon",
-    )
-    used, coef, kind, control, target, horizon = keys = tuple(f"algorithm.{name}" for name in names)
+    names = ("kl_ctrl.kl_coef", "kl_penalty", "kl_ctrl.type", "kl_ctrl.target_kl", "kl_ctrl.horizon")
+    coef, kind, control, target, horizon = keys = tuple(f"algorithm.{name}" for name in names)
+    used = "algorithm.use_kl_in_reward"
     if not draft.value(used):
-        draft.unused("no KL penalty in the reward", *keys)
+        draft.unused("no KL penalty in the reward", used, *keys)
         return
     if draft.value("algorithm.adv_estimator") != GAE:
         draft.no_counterpart(reason("KL_IN_LOSS"), used)
-        draft.no_counterpart(reason("KL_IN_LOSS"), coef, kind, control, target, horizon, learns=False)
+        draft.no_counterpart(reason("KL_IN_LOSS"), *keys, learns=False)
         return
     if draft.settings.get("algo.kl_coef"):
         for key in (f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"):

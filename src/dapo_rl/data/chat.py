@@ -45,8 +45,6 @@ class Tokenizer(Protocol):
 
 
 class PromptReader:
-    """Reads prompts with a tokenizer and settings."""
-
     def __init__(self, tokenizer: Tokenizer, settings: DataSettings, key: str = "data") -> None:
         self._tokenizer = tokenizer
         self._mode = settings.chat_template
@@ -105,7 +103,6 @@ class PromptReader:
         return ({"role": "system", "content": self._system}, *messages)
 
     def takes_template(self, is_text: bool) -> bool:
-        """Whether a prompt, given as text or as messages, goes through the chat template."""
         if self._mode == "never":
             return False
         if self._mode == "auto" and is_text:
@@ -143,7 +140,6 @@ class PromptReader:
 
 
 def encode(tokenizer: Tokenizer, texts: list[str], special: bool) -> list[Sequence[int]]:
-    """The tokens of each text, with or without special ones."""
     if not texts:
         return []
     with one_thread():

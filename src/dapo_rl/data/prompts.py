@@ -66,7 +66,6 @@ class PromptSet:
         return self.stream is not None or any(part.is_stream for part in self.parts)
 
     def counts(self) -> dict[str, int]:
-        """How many rows were used and dropped."""
         if self.parts:
             each = [part.counts() for part in self.parts]
             return {name: sum(counts[name] for counts in each) for name in each[0]}
@@ -145,8 +144,6 @@ def prompt_set(
 
 @dataclass(frozen=True, slots=True)
 class PromptBuilder:
-    """Builds the prompts of rows."""
-
     reader: PromptReader
     source: str
     settings: DataSettings
@@ -154,7 +151,6 @@ class PromptBuilder:
     fits: Fits = always_fits
 
     def build(self, rows: Sequence[Row | BadRow]) -> list[Prompt | BadRow | Unfit]:
-        """The prompt of each row, or why it has none."""
         given = [self._given(row) for row in rows]
         readings = iter(self.reader.read([each[2] for each in given if isinstance(each, tuple)]))
         return [self._prompt(*each[:2], next(readings)) if isinstance(each, tuple) else each for each in given]
@@ -273,7 +269,6 @@ def _answer(columns: Mapping[str, Any], key: str | None) -> str | None:
 
 
 def nothing_left(rows: Rows | RowStream, bad: list[BadRow], unfit: Sequence[Unfit], settings: DataSettings) -> str:
-    """Why a source gives no prompt."""
     what = f"{rows.key}: {rows.source}" if rows.source else rows.key
     if not (total := len(bad) + len(unfit)):
         return f"{what}: no rows"

@@ -110,7 +110,6 @@ class Callbacks:
         return any(_defines(callback, "on_save") for callback in self._callbacks)
 
     def never_called(self) -> list[str]:
-        """A note for each callback with a hook that is never called."""
         found = []
         for callback in self._callbacks:
             defined = [hook for hook in NOT_CALLED if _defines(callback, hook)]
@@ -183,7 +182,6 @@ class Callbacks:
         self._call("on_push_begin")
 
     def release(self) -> None:
-        """Drops the references to the model and its parts."""
         self._parts = dict.fromkeys(self._parts)
 
     def _epoch_end(self) -> None:

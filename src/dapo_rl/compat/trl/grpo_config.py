@@ -24,7 +24,6 @@ from dapo_rl.config.peers.values import written
 from dapo_rl.config.recipe import nested, put, read_recipe
 from dapo_rl.convert.draft import ConvertedSetting, Draft
 from dapo_rl.convert.trl import derive_evaluation, derive_updates, trl_importance
-from dapo_rl.convert.turns import trl_turns
 from dapo_rl.data.rows import Rows
 from dapo_rl.data.sources import as_sources, choose_splits, open_rows
 from dapo_rl.errors import UserError
@@ -78,7 +77,6 @@ def read_grpo_config(
         draft.carry_over()
         _refuse(draft, args)
         _derive(draft, args, count_rows)
-        trl_turns(draft)
         if several_turns:
             _derive_turns(draft.settings)
         draft.finish()
@@ -348,7 +346,6 @@ def _under(moved: Moved, over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _overridden(moved: Moved, over: Mapping[str, Any]) -> list[str]:
-    """A note on the fields that `config` overrides."""
     replaced = [
         f"{key}={written(value)} ({moved.fields[key]} gives {written(moved.settings[key])})"
         for key, value in leaves("", over)

@@ -36,8 +36,6 @@ _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting of another library."""
-
     ours: str | None = None
     """The setting here; None: it has no counterpart."""
     convert: Conversion | None = None
