@@ -146,7 +146,7 @@ class DAPOTrainer:
         try:
             for callback in callbacks if isinstance(callbacks, list | tuple) else [callbacks]:
                 self._callbacks.add(callback)
-            self._callbacks.init_end()
+            self._callbacks.call("on_init_end")
         except BaseException:
             self.close()
             raise
@@ -271,7 +271,7 @@ class DAPOTrainer:
         says otherwise.
         """
         check_arguments(repo_id=repo_id, commit_message=commit_message, revision=revision)
-        self._callbacks.push_begin()
+        self._callbacks.call("on_push_begin")
         args = self._callbacks.args
         name = repo_id or self.hub_model_id
         with TemporaryDirectory(prefix="dapo-push-") as folder:

@@ -26,8 +26,7 @@ def derive_areal(draft: Draft) -> None:
         draft.put("algo.loss", "sapo", key)
     else:
         draft.unused("the loss is not sapo", key)
-    options = {f"actor.sapo_tau_{sign}": ("sapo", f"algo.tau_{sign}") for sign in ("pos", "neg")}
-    shared.loss_options(draft, options)
+    shared.loss_options(draft)
     shared.without_dual_clip(draft, "actor.c_clip", applies=True)
     _splits(draft)
     _dynamic_sampling(draft)

@@ -4,7 +4,7 @@ importance weights, the critic."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, get_args
 
 from dapo_rl.choices import KL_KINDS, ImportanceLevel, ImportanceMode
@@ -68,13 +68,12 @@ def min_lr_share(draft: Draft, key: str) -> None:
         draft.put("train.min_lr_share", min(max(lowest / rate, 0.0), 1.0), key, note=f"{lowest:g} / {rate:g}")
 
 
-def loss_options(draft: Draft, options: Mapping[str, tuple[str, str]]) -> None:
-    """Options of losses: by their name, the loss and the setting here."""
-    for key, (loss, ours) in options.items():
-        if draft.setting("algo.loss") != loss:
-            draft.unused(f"an option of the loss {loss}", key)
-        elif (value := draft.number(key)) is not None:
-            draft.put(ours, value, key)
+def loss_options(draft: Draft) -> None:
+    for key, entry in draft.library.settings.items():
+        if entry.loss and draft.setting("algo.loss") != entry.loss:
+            draft.unused(f"an option of the loss {entry.loss}", key)
+        elif entry.loss and entry.ours and (value := draft.number(key)) is not None:
+            draft.put(entry.ours, value, key)
 
 
 def without_dual_clip(draft: Draft, key: str, applies: bool = False) -> None:

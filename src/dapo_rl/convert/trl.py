@@ -80,12 +80,6 @@ def derive_updates(draft: Draft) -> None:
         draft.explain(key, "default here" if note else "same", "eval.every", note)
 
 
-_LOSS_OPTIONS = {
-    **dict.fromkeys(("sapo_temperature_pos", "tau_pos"), ("sapo", "algo.tau_pos")),
-    **dict.fromkeys(("sapo_temperature_neg", "tau_neg"), ("sapo", "algo.tau_neg")),
-}
-
-
 def _loss(draft: Draft) -> None:
     """A `loss_type` that is another loss here. If its bounds are wide, the upper one is `epsilon_high` itself, and it
     has no lower one."""
@@ -110,7 +104,7 @@ def _loss(draft: Draft) -> None:
             where = f"algo.clip_high: {bound - 1:g}"
             draft.explain_again("epsilon_high", "same", where, "the bound is 1 + algo.clip_high")
             draft.settings["algo.clip_high"] = bound - 1
-    shared.loss_options(draft, _LOSS_OPTIONS)
+    shared.loss_options(draft)
     shared.without_dual_clip(draft, "delta", applies=name is None)
 
 

@@ -237,20 +237,9 @@ def _clipping(draft: Draft) -> None:
         draft.explain(both, "differs", f"algo.clip_low, algo.clip_high: {bound:g}", note, True)
 
 
-_LOSS_OPTIONS = {
-    f"{ACTOR}.policy_loss.clip_cov_ratio": ("clip-cov", "algo.cov_share"),
-    f"{ACTOR}.policy_loss.clip_cov_lb": ("clip-cov", "algo.clip_cov_low"),
-    f"{ACTOR}.policy_loss.clip_cov_ub": ("clip-cov", "algo.clip_cov_high"),
-    f"{ACTOR}.policy_loss.kl_cov_ratio": ("kl-cov", "algo.cov_share"),
-    f"{ACTOR}.policy_loss.ppo_kl_coef": ("kl-cov", "algo.kl_cov_coef"),
-    f"{ACTOR}.tau_pos": ("sapo", "algo.tau_pos"),
-    f"{ACTOR}.tau_neg": ("sapo", "algo.tau_neg"),
-}
-
-
 def _loss(draft: Draft) -> None:
     shared.without_dual_clip(draft, f"{ACTOR}.clip_ratio_c")
-    shared.loss_options(draft, _LOSS_OPTIONS)
+    shared.loss_options(draft)
     name, key = draft.settings.get("algo.loss", "dapo"), f"{ACTOR}.loss_agg_mode"
     if (fixed := LOSSES[name].verl_aggregation) is not None:
         draft.rows.pop(key, None)
