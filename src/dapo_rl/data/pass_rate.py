@@ -8,8 +8,7 @@ from typing import Any
 
 from dapo_rl.base.quote import shown
 from dapo_rl.config import DataSettings, Window
-from dapo_rl.data.columns import MISSING, column
-from dapo_rl.data.rows import BadRow, BadRowError, Row
+from dapo_rl.data.rows import MISSING, BadRow, BadRowError, Row, column
 from dapo_rl.errors import UserError
 
 

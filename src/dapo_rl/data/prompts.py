@@ -17,10 +17,9 @@ import numpy as np
 from dapo_rl.base.format import counted
 from dapo_rl.config import DataSettings, Window
 from dapo_rl.data.chat import Messages, PromptReader, Reading, Tokenizer
-from dapo_rl.data.columns import MISSING, column
 from dapo_rl.data.ground_truth import answer_text, decoded
 from dapo_rl.data.pass_rate import check_scored, is_outside, window_text
-from dapo_rl.data.rows import BadRow, BadRowError, Row, Rows, RowStream
+from dapo_rl.data.rows import MISSING, BadRow, BadRowError, Row, Rows, RowStream, column
 from dapo_rl.data.stream import Stream
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
