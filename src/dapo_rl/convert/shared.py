@@ -18,7 +18,6 @@ MODES = {f"{level}_{mode}": (level, mode) for level in get_args(ImportanceLevel)
 """Their names of modes, such as `token_mask`: the level of the weights, and what bounds do."""
 UNCAPPED = 1e9
 """The cap for weights without one: ratios are at most exp(20)."""
-KL_NAMES = f"the estimators are {', '.join(KL_KINDS)}"
 
 
 def steps_from_epochs(draft: Draft, key: str) -> None:
@@ -178,7 +177,7 @@ def kl_kind(draft: Draft, key: str, names: dict[Any, str]) -> None:
     if (ours := names.get(draft.name(key))) is not None:
         draft.put("algo.kl_kind", ours, key)
     else:
-        draft.explain(key, "no counterpart", "algo.kl_kind: k3", KL_NAMES, True)
+        draft.explain(key, "no counterpart", "algo.kl_kind: k3", f"the estimators are {', '.join(KL_KINDS)}", True)
 
 
 def critic_start(draft: Draft, key: str, policy: str) -> None:

@@ -124,13 +124,11 @@ def _kl(draft: Draft) -> None:
     unbiased = "use_bias_correction_kl"
     if not draft.value("beta"):
         draft.unused("without beta it does nothing", unbiased)
-    elif not draft.value(unbiased):
-        draft.put("algo.kl_unbiased", False, unbiased)
-    elif draft.value("importance_sampling_level") == "sequence":
-        note = "by the ratio of each token; theirs is that of its sequence"
-        draft.put("algo.kl_unbiased", True, unbiased, note=note, learns=True)
     else:
-        draft.put("algo.kl_unbiased", True, unbiased)
+        used = bool(draft.value(unbiased))
+        differs = used and draft.value("importance_sampling_level") == "sequence"
+        note = "by the ratio of each token; theirs is that of its sequence" if differs else ""
+        draft.put("algo.kl_unbiased", used, unbiased, note=note, learns=differs)
     _reference(draft)
 
 

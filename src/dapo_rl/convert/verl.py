@@ -208,14 +208,11 @@ def _kl(draft: Draft) -> None:
             draft.explain(key, "default here", "algo.kl_coef: 0.0", "no KL penalty in the loss")
     else:
         draft.put("algo.kl_coef", weight, used, coef)
-        ours = _KL_KINDS.get(draft.name(kind))
-        if ours == "k1":
+        if _KL_KINDS.get(draft.name(kind)) == "k1":
             note = "k1 in the loss has no gradient in expectation; k1+ has the same value, and that of the KL"
             draft.put("algo.kl_kind", "k1+", kind, note=note, learns=True)
-        elif ours is not None:
-            draft.put("algo.kl_kind", ours, kind)
         else:
-            draft.explain(kind, "no counterpart", "algo.kl_kind: k3", shared.KL_NAMES, True)
+            shared.kl_kind(draft, kind, _KL_KINDS)
     _kl_in_reward(draft)
 
 
