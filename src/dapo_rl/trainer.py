@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Never, Self
 
 import torch
@@ -96,11 +95,7 @@ class DAPOTrainer:
     ) -> None:
         refuse_unknown(DAPOTrainer, unknown, "DAPOTrainer")
         check_arguments(model=model, config=config, engine=engine, run_dir=run_dir, display=display)
-        refuse_arguments(
-            optimizers=optimizers,
-            quantization_config=quantization_config,
-            rollout_func=rollout_func,
-        )
+        refuse_arguments(optimizers=optimizers, quantization_config=quantization_config, rollout_func=rollout_func)
         check_arguments(tools=tools, environment_factory=environment_factory)
         check_environments(environment_factory, tools, reward_funcs, train_dataset, args)
         refuse_processor(processing_class)
@@ -134,16 +129,24 @@ class DAPOTrainer:
             notes=(*script.notes, *([chosen] if chosen else [])),
             to_device=args is not None,
         )
-        self._built: Run | None = build_run(script.config, inputs, self.display)
+        run = build_run(script.config, inputs, self.display)
+        self._built: Run | None = run
         self._training: RunTraining | None = None
-        self.config = self._built.config
+        self.config = run.config
         # The `args` of every hook: the caller's GRPOConfig, or these.
-        self._callbacks = _callbacks(self._built, args or CallbackArguments.of(self.config, self.run_dir))
+        self._callbacks = Callbacks(
+            args or CallbackArguments.of(self.config, self.run_dir),
+            {"model": run.model, "processing_class": run.tokenizer, "optimizer": run.policy.optimizer},
+            prompts=None if run.train_prompts.is_stream else len(run.train_prompts.prompts),
+            steps=self.config.train.steps,
+            eval_steps=self.config.eval.every,
+            save_steps=self.config.checkpoint_every,
+        )
         callbacks = () if callbacks is None else callbacks
         try:
             for callback in callbacks if isinstance(callbacks, list | tuple) else [callbacks]:
                 self._callbacks.add(callback)
-            self._callbacks.init_end()
+            self._callbacks.call("on_init_end")
         except BaseException:
             self.close()
             raise
@@ -268,7 +271,7 @@ class DAPOTrainer:
         says otherwise.
         """
         check_arguments(repo_id=repo_id, commit_message=commit_message, revision=revision)
-        self._callbacks.push_begin()
+        self._callbacks.call("on_push_begin")
         args = self._callbacks.args
         name = repo_id or self.hub_model_id
         with TemporaryDirectory(prefix="dapo-push-") as folder:
@@ -307,9 +310,7 @@ class DAPOTrainer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -317,15 +318,3 @@ class DAPOTrainer:
         if self._built is None:
             raise RuntimeError("the trainer is closed; make a new one")
         return self._built
-
-
-def _callbacks(run: Run, args: Any) -> Callbacks:
-    config = run.config
-    return Callbacks(
-        args,
-        {"model": run.model, "processing_class": run.tokenizer, "optimizer": run.policy.optimizer},
-        prompts=None if run.train_prompts.is_stream else len(run.train_prompts.prompts),
-        steps=config.train.steps,
-        eval_steps=config.eval.every,
-        save_steps=config.checkpoint_every,
-    )

@@ -51,7 +51,7 @@ def make(*callbacks, tmp_path="run", **settings):
 def test_a_step_calls_its_hooks_in_the_order_of_transformers():
     seen = Records()
     callbacks = make(seen)
-    callbacks.init_end()
+    callbacks.call("on_init_end")
     callbacks.train_begin()
     for step in (1, 2, 3):
         callbacks.step_begin()

@@ -48,7 +48,8 @@ def test_a_field_left_at_its_default_has_the_same_value_here():
     assert {name: fields[name] for name in LIBRARIES["trl"].defaults} == LIBRARIES["trl"].defaults
     for name, value in fields.items():
         entry = LIBRARIES["trl"].find(name)
-        if entry.ours is None or entry.joint or name in LIBRARIES["trl"].defaults or name in ("epsilon_high", "bf16"):
+        depends = ("epsilon_high", "bf16", "max_tool_calling_iterations")
+        if entry.ours is None or entry.joint or name in LIBRARIES["trl"].defaults or name in depends:
             continue
         here = entry.convert(value) if entry.convert else value
         expected = default_of(entry.ours)
@@ -116,6 +117,8 @@ def test_the_other_values_are_trls():
     assert (config.train.lr_schedule, config.train.min_lr_share) == ("linear", 0.1)
     assert settings(warmup_steps=2).config.train.min_lr_share == 1 / 8, "of 8 updates after the warm-up"
     assert settings(lr_scheduler_type="cosine", max_steps=1).config.train.min_lr_share == 1
+    assert settings({"train.steps": 20}).config.train.min_lr_share == 1 / 20, "of the steps that config sets"
+    assert settings({"train.min_lr_share": 0}).config.train.min_lr_share == 0
     scheduled = settings(lr_scheduler_type="cosine_with_min_lr", lr_scheduler_kwargs={"min_lr_rate": 0.25}).config
     assert (scheduled.train.lr_schedule, scheduled.train.min_lr_share) == ("cosine", 0.25)
 

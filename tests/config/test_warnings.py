@@ -20,6 +20,12 @@ STALE = {"sampling.surplus": "carry", "sampling.max_staleness": 2}
         ({**STALE, "sampling.ahead": 2, "algo.proximal": "recomputed"}, None),
         ({"algo.kl_unbiased": True}, "algo.kl_unbiased: with algo.kl_coef=0 there is no KL penalty"),
         ({"algo.kl_unbiased": True, "algo.kl_coef": 0.01}, None),
+        (
+            {"algo.loss": "clip-cov", "algo.proximal": "behaviour"},
+            "algo.loss=clip-cov: tokens are selected",
+        ),
+        ({"algo.loss": "kl-cov", "algo.proximal": "recomputed"}, "algo.loss=kl-cov: tokens are selected"),
+        ({"algo.loss": "kl-cov", "algo.proximal": "recomputed", "train.mini_batches": 2}, None),
         ({"model.lora.dropout": 0.1}, "model.lora.dropout=0.1: updates have dropout"),
         ({"model.lora.rank": 8}, None),
         ({**APART, "sampling.surplus": "requeue"}, "cluster.placement=separate: nothing is sampled during updates"),

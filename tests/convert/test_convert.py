@@ -150,7 +150,7 @@ def test_areal_scales_rewards_and_the_penalty(converted):
     assert (config.sampling.prompts_per_step, config.sampling.group_size) == (256, 4)
     assert (config.algo.clip_high, config.algo.clip_ratio_c, config.algo.normalize) == (0.28, 3, "group")
     assert config.train.steps == 290  # 10 × 29, since 7473 / 256 is rounded down
-    assert config.train.warmup_steps == 1
+    assert config.train.warmup_steps == 0  # 0.001 × 290, rounded down
     changed = {row.key for row in result.changes}
     assert {"actor.adv_norm.std_level", "rollout.max_head_offpolicyness"} <= changed
     # Tokens whose ratio is above `upper` are masked.

@@ -167,12 +167,41 @@ def test_an_assignment_on_the_line_is_for_that_command():
     assert "N" not in second.variables
 
 
+@pytest.mark.parametrize(
+    "script",
+    [
+        'X=5\nCMD="train --n $X"\neval "$CMD"',
+        "X=5\neval 'train --n' '$X'",
+        'X=5\nsrun -N 2 bash -c "cd /a && train --n $X"',
+        "/bin/bash -lc 'X=5; train --n $X'",
+        "X=5 sh -c 'train --n $X'",
+        "eval 'eval \"X=5\"'; train --n $X",
+        "X=5\nbash -c 'X=6'\ntrain --n $X",
+    ],
+)
+def test_commands_in_a_text_are_read(script):
+    assert ["train", "--n", "5"] in [[word.text for word in command.words] for command in read_shell(script, {})]
+
+
+def test_a_text_that_only_a_run_would_tell_has_no_commands():
+    for script in ('eval "$(conda shell.bash hook)"', "eval $NOWHERE", "bash -c 'a quote: \"'", "eval", "bash -c"):
+        commands = read_shell(f"{script}\ntrain", {})
+        assert [word.text for word in commands[-1].words] == ["train"]
+    with pytest.raises(UserError, match="expands to more than"):
+        read_shell("A='" + 'eval "$A"\n' * 5000 + "'\n" + 'eval "$A"\n' * 1000, {})
+
+
+def test_a_run_in_a_text_is_converted(tmp_path):
+    run = read_script('CMD="swift rlhf --rlhf_type grpo --beta 0"\neval "$CMD"', "run.sh")
+    assert (run.library, run.keys["beta"]) == ("ms-swift", 0)
+
+
 def test_arithmetic():
     assert evaluate_arithmetic("2 + 3 * 4 - 10 % 4", int) == 12
     assert evaluate_arithmetic("2 ** 3 ** 2", int) == 512
     assert evaluate_arithmetic("-(1 << 4)", int) == -16
     assert evaluate_arithmetic("n * 2", lambda name: 21) == 42
-    for text in ("", "1 +", "(1", "1 2", "a.b", "9" * 30, "(" * 200 + "1" + ")" * 200, "1 ? 2 : 3", "9**20 * 9**20"):
+    for text in ("", "1 +", "(1", "1 2", "a.b", "9" * 30, "(" * 300 + "1" + ")" * 300, "1 ? 2 : 3", "9**20 * 9**20"):
         with pytest.raises(ArithmeticTextError):
             evaluate_arithmetic(text, lambda name: 1)
 

@@ -11,7 +11,7 @@ TABLES = ("areal", "grpo", "ms_swift", "transformers", "trl", "verl")
 FORMS = (
     {"to", "by", "note"},
     {"to", "values", "otherwise", "learns", "note"},
-    {"joint", "alone", "note"},
+    {"joint", "alone", "note", "loss"},
     {"mapping"},
 )
 

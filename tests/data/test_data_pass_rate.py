@@ -114,9 +114,14 @@ def test_a_row_without_a_pass_rate_is_skipped_and_named(plain_tokenizer):
     assert "data.pass_rate_key" in found.bad[0].why
 
 
-@pytest.mark.parametrize(
-    "value", [1.5, -0.1, 12, 10**400, True, "many", "3/0", float("nan"), float("inf"), "nan", [0.5]]
-)
+def test_a_missing_value_of_pandas_is_no_pass_rate(plain_tokenizer):
+    found = build(rows([0.5, float("nan")]), plain_tokenizer, pass_rate=(0, 1))
+    assert (texts(found.prompts), [row.where for row in found.bad]) == (["p0"], ["row 1"])
+    with pytest.raises(UserError, match="has no column 'pass_rate'"):
+        build(rows([float("nan")] * 2), plain_tokenizer, pass_rate=(0, 1))
+
+
+@pytest.mark.parametrize("value", [1.5, -0.1, 12, 10**400, True, "many", "3/0", float("inf"), "nan", [0.5]])
 def test_what_is_no_pass_rate(plain_tokenizer, value):
     with pytest.raises(UserError, match=r"data\.pass_rate_key: row 1: 'pass_rate' is .*, not a pass rate from 0 to 1"):
         build(rows([0.5, value]), plain_tokenizer, pass_rate=(0, 1))

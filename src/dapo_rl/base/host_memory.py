@@ -23,8 +23,6 @@ def host_memory(proc: Path = PROC, physical: int | None = None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class MemoryGroup:
-    """The directory of a memory control group."""
-
     version: Literal[1, 2]
     mount: Path
     path: Path
@@ -65,7 +63,6 @@ def _own_group(groups: str, mounts: str) -> MemoryGroup | None:
 
 
 def _mounted(mounts: str, version: Literal[1, 2], own: PurePosixPath) -> MemoryGroup | None:
-    """Finds the directory of a group among the mounts."""
     for line in mounts.splitlines():
         left, _, right = line.partition(" - ")
         root, point = (re.sub(r"\\(\d{3})", lambda code: chr(int(code[1], 8)), word) for word in left.split()[3:5])

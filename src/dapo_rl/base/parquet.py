@@ -6,7 +6,7 @@ as dictionaries: a text that is repeated a million times is stored once, until t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -50,8 +50,6 @@ def open_parquet(file: BinaryIO) -> pq.ParquetFile:
 
 
 class SizeLimit:
-    """How much may be decoded from a file."""
-
     def __init__(self, file: BinaryIO, fine: int = FINE, most: int = MOST) -> None:
         """`TIMES` the size of the file, up to `most`; `fine` bytes are allowed to every file."""
         self._own = file.seek(0, 2)
@@ -133,14 +131,16 @@ def written_out(batch: Any) -> Any:
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type without dictionaries."""
-    if pa.types.is_dictionary(kind):
-        return kind.value_type
+    return converted_type(kind, lambda inner: inner.value_type if pa.types.is_dictionary(inner) else inner)
+
+
+def converted_type(kind: pa.DataType, convert: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """The type, with all types inside structs and lists converted."""
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(plain_type(field.type)) for field in kind])
+        return pa.struct([field.with_type(converted_type(field.type, convert)) for field in kind])
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(plain_type(kind.value_type)))
-    return kind
+        return pa.list_(kind.value_field.with_type(converted_type(kind.value_type, convert)))
+    return convert(kind)
 
 
 def decoded_bytes(data: Any) -> int:

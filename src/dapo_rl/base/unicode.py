@@ -4,7 +4,6 @@ from __future__ import annotations
 
 
 def is_unicode(text: str) -> bool:
-    """Whether the text can be encoded as UTF-8."""
     if text.isascii():
         return True
     try:

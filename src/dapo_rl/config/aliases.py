@@ -19,7 +19,6 @@ ALIASES = {
 
 
 def current_name(key: str) -> str:
-    """The name that a key has now."""
     return ALIASES.get(key, key)
 
 

@@ -38,8 +38,7 @@ def conflicts(config: RunSettings) -> Iterator[str]:
         _teacher,
         _algo,
         _off_policy,
-        _data,
-        _reward,
+        _data_and_reward,
         _sampling,
         _keep_mask,
         _length_stages,
@@ -173,17 +172,12 @@ def _teacher(config: RunSettings) -> Iterator[str]:
         for name in ("model", "api_key_env", "timeout_s", "retries"):
             if getattr(teacher, name) != TeacherSettings.model_fields[name].default:
                 yield f"teacher.{name}: is for a teacher behind a server; set teacher.name to its base URL"
-    if teacher.prompt is not None:
-        if fault := _fault_of_teacher_prompt(teacher.prompt):
-            yield f"teacher.prompt: {fault}"
-        if config.env.given:
-            yield "teacher.prompt: environments render their own prompts; leave it out"
-
-
-def _fault_of_teacher_prompt(prompt: str) -> str:
-    if "{prompt}" not in prompt:
-        return "it has no {prompt}: the teacher would not see the question"
-    return fault_of_names(prompt, TEACHER_FIELDS)
+    if teacher.prompt is not None and "{prompt}" not in teacher.prompt:
+        yield "teacher.prompt: it has no {prompt}: the teacher would not see the question"
+    if teacher.prompt is not None and (fault := fault_of_names(teacher.prompt, TEACHER_FIELDS)):
+        yield f"teacher.prompt: {fault}"
+    if teacher.prompt is not None and config.env.given:
+        yield "teacher.prompt: environments render their own prompts; leave it out"
 
 
 def _algo(config: RunSettings) -> Iterator[str]:
@@ -276,7 +270,7 @@ def _off_policy(config: RunSettings) -> Iterator[str]:
         yield f"algo.importance_floor: {floor:g} is above algo.importance_cap {cap:g}; IcePop's bounds are 0.5 and 5"
 
 
-def _data(config: RunSettings) -> Iterator[str]:
+def _data_and_reward(config: RunSettings) -> Iterator[str]:
     arguments = config.data.chat_template_kwargs
     if fixed := [name for name in arguments if name in FIXED_TEMPLATE_ARGUMENTS]:
         yield f"data.chat_template_kwargs: {fixed[0]} is decided by the run; leave it out"
@@ -287,9 +281,6 @@ def _data(config: RunSettings) -> Iterator[str]:
         )
     if (window := config.data.pass_rate) is not None and not 0 <= window[0] <= window[1] <= 1:
         yield f"data.pass_rate: {list(window)} is not within [0, 1], in order; for example [0.1, 0.9]"
-
-
-def _reward(config: RunSettings) -> Iterator[str]:
     correct, wrong = config.reward.correct, config.reward.wrong
     if correct <= wrong:
         yield f"reward.correct: {correct:g} is not above reward.wrong {wrong:g}; the paper uses 1 and -1"
@@ -399,11 +390,9 @@ def _overlong(config: RunSettings) -> Iterator[str]:
 def _training(config: RunSettings) -> Iterator[str]:
     train, groups = config.train, config.sampling.prompts_per_step
     if groups % train.mini_batches:
-        divisors = [n for n in range(1, min(groups, 10_000) + 1) if groups % n == 0]
-        divisor = min(divisors, key=lambda n: abs(n - train.mini_batches))
         yield (
             f"train.mini_batches: {train.mini_batches} does not divide sampling.prompts_per_step {groups}; the nearest "
-            f"that does is {divisor}"
+            f"that does is {nearest_divisor(groups, train.mini_batches)}"
         )
     if config.token_budget < config.longest_sample:
         yield (
@@ -412,3 +401,9 @@ def _training(config: RunSettings) -> Iterator[str]:
         )
     if any(not 0 <= beta < 1 for beta in train.betas):
         yield f"train.betas: {list(train.betas)} is outside [0, 1); AdamW's usual values are [0.9, 0.999]"
+
+
+def nearest_divisor(number: int, wanted: float) -> int:
+    """The divisor of a number, up to 10,000, that is nearest to another number."""
+    divisors = [n for n in range(1, min(number, 10_000) + 1) if number % n == 0]
+    return min(divisors, key=lambda n: abs(n - wanted))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +26,39 @@ MOST_BYTES = 256 << 10
 
 def read_recipe(path: Path, most: int = MOST_BYTES) -> dict[str, Any]:
     try:
-        text = read_bytes(path, most).decode("utf-8")
+        text = read_utf8(path, most, "cannot be read as a recipe")
     except FileNotFoundError:
         raise no_such_recipe(path) from None
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: cannot be read as a recipe: it is not UTF-8 text") from None
-    except (OSError, ValueError) as error:  # ValueError: a name with a null character
-        raise UserError(f"{path}: cannot be read as a recipe: {getattr(error, 'strerror', None) or error}") from None
-    try:
-        settings = parse_yaml(text, most)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        problem = one_line(getattr(error, "problem", None) or error)
-        raise UserError(f"{where}: not valid YAML: {problem}") from None
-    check_values(settings, str(path))
+    settings = parse_settings(text, str(path), most)
     if settings is None:
         return {}
     if not isinstance(settings, dict):
         raise UserError(f"{path}: a recipe is a mapping of sections, not a {type(settings).__name__}")
     return nested(settings, f"{path}: ")
+
+
+def read_utf8(path: Path, most: int, fault: str) -> str:
+    """The text of a file. Raises FileNotFoundError, or UserError with the `fault` and why."""
+    try:
+        return read_bytes(path, most).decode("utf-8")
+    except FileNotFoundError:
+        raise
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: {fault}: it is not UTF-8 text") from None
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        raise UserError(f"{path}: {fault}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def parse_settings(text: str, source: str, most: int = MOST_BYTES) -> Any:
+    """A document whose values a setting can have. Raises UserError with the `source` and the line."""
+    try:
+        value = parse_yaml(text, most)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{source}:{mark.line + 1}" if mark else source
+        raise UserError(f"{where}: not valid YAML: {one_line(getattr(error, 'problem', None) or error)}") from None
+    check_values(value, source)
+    return value
 
 
 class _Loader(yaml.SafeLoader):
@@ -150,28 +162,15 @@ def nested(settings: Mapping[Any, Any], where: str = "") -> dict[str, Any]:
     """Settings by section. A key may be dotted or inside its section, but must not appear twice."""
     result: dict[str, Any] = {}
     for key, value in settings.items():
-        _put(result, str(key), value, _Once(where))
+        put(result, str(key), value, where)
     return use_current_names(result, where)
 
 
-def put(settings: dict[str, Any], key: str, value: Any) -> None:
-    """Sets a dotted key, replacing any earlier value; mappings are merged."""
-    _put(settings, key, value, None)
-
-
-def flat(settings: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by dotted key, without sections."""
-    result: dict[str, Any] = {}
-    for name, value in settings.items():
-        if isinstance(value, dict):
-            result |= flat(value, f"{prefix}{name}.")
-        else:
-            result[prefix + name] = value
-    return result
+def flat(settings: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in leaves("", settings) if value != {}}
 
 
 def override(settings: dict[str, Any], overrides: Iterable[str]) -> None:
-    """Sets each `key=value`; a later one wins."""
     for word in overrides:
         key, equals, value = word.partition("=")
         if not equals or not key:
@@ -180,19 +179,14 @@ def override(settings: dict[str, Any], overrides: Iterable[str]) -> None:
         put(settings, key, use_current_names({key: parsed})[key])  # the value may be a whole section
 
 
-@dataclass(frozen=True, slots=True)
-class _Once:
-    """Rejects a key that is already set."""
+def put(settings: dict[str, Any], key: str, value: Any, once_in: str | None = None) -> None:
+    """Sets a dotted key; mappings are merged. Replaces an earlier value, or with `once_in`, the beginning of the error,
+    refuses to."""
 
-    where: str
-    section: str = ""
+    def refuse(there: bool) -> None:
+        if there and once_in is not None:
+            raise UserError(f"{once_in}{key}: appears twice, with dots and in its section; keep one")
 
-    def check(self, there: bool, key: str) -> None:
-        if there:
-            raise UserError(f"{self.where}{self.section}{key}: appears twice, with dots and in its section; keep one")
-
-
-def _put(settings: dict[str, Any], key: str, value: Any, once: _Once | None) -> None:
     *path, last = key.split(".")
     if not last or "" in path:
         raise UserError(f"{shown(key)}: a key is written section.name, for example train.lr")
@@ -207,24 +201,19 @@ def _put(settings: dict[str, Any], key: str, value: Any, once: _Once | None) -> 
             if isinstance(inner, list | tuple):
                 where = key.rpartition(".")[0]
                 raise UserError(f"{key}: {where} is a list; give the whole list, {where}=[…]")
-            if once:
-                once.check(inner is not None and not isinstance(inner, str), key)
-            inner = {"source": inner} if isinstance(inner, str) else {}
-            level[name] = inner
+            refuse(inner is not None and not isinstance(inner, str))
+            inner = level[name] = {"source": inner} if isinstance(inner, str) else {}
         level = inner
     if isinstance(value, Mapping):
         if not isinstance(level.get(last), dict):
-            if once:
-                once.check(level.get(last) is not None, key)
+            refuse(level.get(last) is not None)
             level[last] = {}
-        below = once and replace(once, section=f"{once.section}{key}.")
         for inner_key, inner_value in value.items():
-            _put(level[last], str(inner_key), inner_value, below)
+            put(level[last], str(inner_key), inner_value, None if once_in is None else f"{once_in}{key}.")
         return
-    if once and isinstance(value, str) and isinstance(level.get(last), dict):  # the parameter came first
-        level, last = level[last], "source"
-    if once:
-        once.check(last in level, key)
+    if once_in is not None and isinstance(value, str) and isinstance(level.get(last), dict):
+        level, last = level[last], "source"  # the parameter came first
+    refuse(last in level)
     level[last] = value
 
 

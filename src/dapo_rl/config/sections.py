@@ -239,7 +239,6 @@ class EnvSettings(Section):
 
     @property
     def given(self) -> bool:
-        """Whether episodes have an environment of several turns."""
         return bool(self.name or self.tools or self.mcp or self.agent)
 
 
@@ -530,22 +529,18 @@ class TeacherSettings(Section):
 
     @property
     def given(self) -> bool:
-        """Whether there is a teacher."""
         return self.name is not None or self.prompt is not None
 
     @property
     def served(self) -> bool:
-        """Whether it is behind a server."""
         return self.name is not None and self.name.startswith(("http://", "https://"))
 
     @property
     def loaded(self) -> bool:
-        """Whether a separate model is loaded beside the policy."""
         return self.name is not None and not self.served
 
     @property
     def of_policy(self) -> bool:
-        """Whether it is the policy as the run starts."""
         return self.name is None and self.prompt is not None
 
 

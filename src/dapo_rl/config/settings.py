@@ -7,24 +7,9 @@ from typing import Any
 from pydantic import Field
 
 from dapo_rl.choices import Masking
+from dapo_rl.config import sections
 from dapo_rl.config.presets import Preset
 from dapo_rl.config.section import Section
-from dapo_rl.config.sections import (
-    AlgoSettings,
-    CheckpointSettings,
-    ClusterSettings,
-    CriticSettings,
-    DataSettings,
-    EnvSettings,
-    EvalSettings,
-    LogSettings,
-    ModelSettings,
-    OverlongSettings,
-    RewardSettings,
-    SamplingSettings,
-    TeacherSettings,
-    TrainSettings,
-)
 from dapo_rl.objectives import GAE, GDPO
 
 
@@ -40,20 +25,20 @@ class RunSettings(Section):
     engine_options: dict[str, Any] = Field({})
     """Arguments of vLLM's `LLM`, for example `engine_options.max_num_batched_tokens=8192`, or of a custom engine's
     constructor."""
-    model: ModelSettings = ModelSettings()
-    data: DataSettings = DataSettings()
-    reward: RewardSettings = RewardSettings()
-    env: EnvSettings = EnvSettings()
-    sampling: SamplingSettings = SamplingSettings()
-    algo: AlgoSettings = AlgoSettings()
-    overlong: OverlongSettings = OverlongSettings()
-    train: TrainSettings = TrainSettings()
-    critic: CriticSettings = CriticSettings()
-    teacher: TeacherSettings = TeacherSettings()
-    eval: EvalSettings = EvalSettings()
-    checkpoint: CheckpointSettings = CheckpointSettings()
-    log: LogSettings = LogSettings()
-    cluster: ClusterSettings = ClusterSettings()
+    model: sections.ModelSettings = sections.ModelSettings()
+    data: sections.DataSettings = sections.DataSettings()
+    reward: sections.RewardSettings = sections.RewardSettings()
+    env: sections.EnvSettings = sections.EnvSettings()
+    sampling: sections.SamplingSettings = sections.SamplingSettings()
+    algo: sections.AlgoSettings = sections.AlgoSettings()
+    overlong: sections.OverlongSettings = sections.OverlongSettings()
+    train: sections.TrainSettings = sections.TrainSettings()
+    critic: sections.CriticSettings = sections.CriticSettings()
+    teacher: sections.TeacherSettings = sections.TeacherSettings()
+    eval: sections.EvalSettings = sections.EvalSettings()
+    checkpoint: sections.CheckpointSettings = sections.CheckpointSettings()
+    log: sections.LogSettings = sections.LogSettings()
+    cluster: sections.ClusterSettings = sections.ClusterSettings()
 
     # Derived values.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dapo_rl.config.settings import RunSettings
+from dapo_rl.objectives import LOSSES
 
 
 def warnings(config: RunSettings) -> Iterator[str]:
@@ -25,6 +26,12 @@ def warnings(config: RunSettings) -> Iterator[str]:
         )
     if config.algo.kl_unbiased and config.algo.kl_coef == 0:
         yield "algo.kl_unbiased: with algo.kl_coef=0 there is no KL penalty; set algo.kl_coef=0.001, or leave it out"
+    loss = LOSSES.get(config.algo.loss)
+    if loss is not None and loss.by_covariance and not config.scores_first:
+        yield (
+            f"algo.loss={config.algo.loss}: tokens are selected by the engine's log-probabilities, and the ratio of a "
+            "step's first update is about 1; set algo.proximal=recomputed train.mini_batches=4"
+        )
     lora, cluster = config.model.lora, config.cluster
     if lora is not None and lora.dropout:
         yield f"model.lora.dropout={lora.dropout:g}: updates have dropout and sampling has none, so ratios are noisy"

@@ -26,8 +26,7 @@ def derive_areal(draft: Draft) -> None:
         draft.put("algo.loss", "sapo", key)
     else:
         draft.unused("the loss is not sapo", key)
-    options = {f"actor.sapo_tau_{sign}": ("sapo", f"algo.tau_{sign}") for sign in ("pos", "neg")}
-    shared.loss_options(draft, options)
+    shared.loss_options(draft)
     shared.without_dual_clip(draft, "actor.c_clip", applies=True)
     _splits(draft)
     _dynamic_sampling(draft)
@@ -45,7 +44,7 @@ def derive_areal(draft: Draft) -> None:
     else:
         shared.steps_from_epochs(draft, "total_train_epochs")
     share = f"{OPTIMIZER}.warmup_steps_proportion"
-    shared.warmup_from_share(draft, draft.number_or(0.0, share), share)
+    shared.warmup_from_share(draft, draft.number_or(0.0, share), share, whole=int)
     shared.adam_betas(draft, f"{OPTIMIZER}.beta1", f"{OPTIMIZER}.beta2")
     switch, rank, alpha, targets = (
         f"actor.{name}" for name in ("use_lora", "lora_rank", "lora_alpha", "target_modules")

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from dapo_rl.base.quote import shown
 from dapo_rl.config import Config, known_keys
-from dapo_rl.config.peers import Library, Setting
+from dapo_rl.config.peers import Library, Setting, leaves
 from dapo_rl.config.peers.values import Near, NoCounterpartError, is_number, written
 from dapo_rl.convert.hydra import UnknownValue
 from dapo_rl.errors import UserError
@@ -63,12 +63,10 @@ class Draft:
         return next((self.library.defaults[key] for key in names if key in self.library.defaults), None)
 
     def name(self, key: str) -> str | None:
-        """A value that names something, as text, or None if it is not set."""
         value = self.value(key)
         return None if value is None else str(value)
 
     def number(self, *names: str) -> float | None:
-        """A number, or None if it is not set."""
         value = self.value(*names)
         if value is None or (is_number(value) and math.isfinite(value)):
             return value  # type: ignore[no-any-return]
@@ -79,7 +77,6 @@ class Draft:
         return default if value is None else value
 
     def count(self, *names: str) -> int | None:
-        """A whole number, or None if it is not set."""
         value = self.number(*names)
         if value is None or value == int(value):
             return value if value is None else int(value)
@@ -105,7 +102,6 @@ class Draft:
         return any(key in self.keys for key in names)
 
     def setting(self, ours: str) -> Any:
-        """A setting of the recipe so far, or its default."""
         return self.settings.get(ours, default_of(ours))
 
     def put(
@@ -168,9 +164,8 @@ class Draft:
             elif entry is None and value is None:
                 self.no_counterpart("null sets nothing", key, learns=False)
             elif entry is None:
-                self.explain(
-                    key, "unknown to dapo convert", note=f"not in its table of {self.library.name}", learns=True
-                )
+                why = f"not in its table of {self.library.name}"
+                self.explain(key, "unknown to dapo convert", note=why, learns=True)
             elif entry.ours is None and entry.is_off(value):
                 self.unused(entry.note, key)
             elif entry.ours is None:
@@ -203,11 +198,10 @@ class Draft:
                 self.put(entry.ours, self.settings.get(entry.ours, {}) | {key.rpartition(".")[2]: value}, key)
             return
         try:
-            converted = entry.convert(value) if entry.convert else value
-            near = converted if isinstance(converted, Near) else None
-            converted = near.value if near else converted
-            checked = _checked(key, entry.ours, converted)
-            converted = checked if isinstance(checked, int) else converted  # 16.0
+            found = entry.convert(value) if entry.convert else value
+            near = found if isinstance(found, Near) else Near(found, entry.note, learns=False)
+            checked = _checked(key, entry.ours, near.value)
+            converted = checked if isinstance(checked, int) else near.value  # 16.0
         except NoCounterpartError as error:
             self.no_counterpart(str(error), key, learns=error.learns)
             return
@@ -226,8 +220,7 @@ class Draft:
                 other, both = self.sources[entry.ours], f"{written(there)} and {written(converted)}"
                 raise UserError(f"{other} and {key} are both {entry.ours} here, but give {both}; keep one")
         self.sources[entry.ours] = key
-        note = near.effect if near else entry.note
-        self.put(entry.ours, converted, key, note=note, differs=near is not None, learns=bool(near and near.learns))
+        self.put(entry.ours, converted, key, note=near.effect, differs=near is found, learns=near.learns)
 
     def _carry_null(self, key: str, entry: Setting) -> None:
         """A setting that is null where a value is needed has the default: that of the library, or the one here."""
@@ -263,14 +256,11 @@ def _checked(key: str, ours: str, value: Any) -> Any:
 
 @cache
 def _defaults() -> dict[str, Any]:
-    return Config().model_dump(mode="json")
+    return dict(leaves("", Config().model_dump(mode="json")))
 
 
 def default_of(ours: str) -> Any:
-    settings: Any = _defaults()
-    for name in ours.split("."):
-        settings = settings.get(name) if isinstance(settings, dict) else None
-    return settings
+    return _defaults().get(ours)
 
 
 def is_default(ours: str, value: Any) -> bool:

@@ -85,21 +85,19 @@ def _resolved(key: str, value: Any, keys: Mapping[str, Any], environment: Mappin
         return value
     if depth > _MOST_RESOLVED:
         return UnknownValue(value, "it refers to itself")
-    if whole := _REFERENCE.fullmatch(value):
-        found = _reference(key, whole[1], keys, environment)
-        if isinstance(found, UnknownValue):
-            return UnknownValue(value, found.why)
-        return _resolved(key, found, keys, environment, depth + 1)
     match = _REFERENCE.search(value)
     if match is None:
         return UnknownValue(value, "it is not evaluated")
-    part = _resolved(key, match[0], keys, environment, depth + 1)
-    if isinstance(part, UnknownValue):
-        return UnknownValue(value, part.why)
-    text = f"{value[: match.start()]}{part}{value[match.end() :]}"
-    if len(text) > 1 << 16:
-        return UnknownValue(value[:100], "it is too long")
-    return _resolved(key, text, keys, environment, depth + 1)
+    found, is_part = _reference(key, match[1], keys, environment), match[0] != value
+    if is_part:
+        found = _resolved(key, found, keys, environment, depth + 1)
+    if isinstance(found, UnknownValue):
+        return UnknownValue(value, found.why)
+    if is_part:
+        found = f"{value[: match.start()]}{found}{value[match.end() :]}"
+        if len(found) > 1 << 16:
+            return UnknownValue(value[:100], "it is too long")
+    return _resolved(key, found, keys, environment, depth + 1)
 
 
 def _reference(key: str, inside: str, keys: Mapping[str, Any], environment: Mapping[str, str]) -> Any:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from dapo_rl.base.format import counted
-from dapo_rl.base.quote import one_line, shown
-from dapo_rl.base.reading import read_bytes
+from dapo_rl.base.quote import shown
 from dapo_rl.config.peers import leaves
-from dapo_rl.config.recipe import check_values, parse_yaml
+from dapo_rl.config.recipe import check_values, parse_settings, read_utf8
 from dapo_rl.convert.hydra import UnknownValue, interpolated, numbers, typed
 from dapo_rl.convert.shell.commands import ShellCommand, read_shell
 from dapo_rl.convert.shell.words import Word
@@ -47,8 +45,6 @@ _SEEN = ("NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES")
 
 @dataclass(frozen=True, slots=True)
 class ExternalRun:
-    """A run of another library."""
-
     library: str
     """A key of `dapo_rl.config.peers.LIBRARIES`."""
     source: str
@@ -127,14 +123,7 @@ def _other_training(command: ShellCommand) -> str | None:
 
 def read_words(words: Sequence[str]) -> ExternalRun:
     """The run that a command line starts."""
-    if len(words) == 1:
-        return read_script(words[0], "the command line")
-    assigned = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
-    command = ShellCommand(tuple(Word(word) for word in words), {name: Word(value) for name, value in assigned.items()})
-    run = _of_command(command, "the command line", Path())
-    if run is None:
-        raise UserError(f"{shown(' '.join(words), 60)}: not a training command of verl, TRL, ms-swift or AReaL")
-    return run
+    return read_script(words[0] if len(words) == 1 else shlex.join(words), "the command line")
 
 
 def _environment() -> dict[str, str]:
@@ -144,31 +133,20 @@ def _environment() -> dict[str, str]:
 
 def _text(path: Path) -> str:
     try:
-        return read_bytes(path, MOST_BYTES_READ).decode("utf-8")
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: cannot be converted: it is not UTF-8 text") from None
+        return read_utf8(path, MOST_BYTES_READ, "cannot be converted")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file; a command line is given as dapo convert -- COMMAND") from None
-    except (OSError, ValueError) as error:  # ValueError: a name with a null character
-        raise UserError(f"{path}: cannot be converted: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _mapping(text: str, source: str) -> dict[str, Any]:
-    try:
-        value = parse_yaml(text, MOST_BYTES_READ)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{source}:{mark.line + 1}" if mark else source
-        raise UserError(f"{where}: not valid YAML: {one_line(getattr(error, 'problem', None) or error)}") from None
-    check_values(value, source)
+    value = parse_settings(text, source, MOST_BYTES_READ)
     if not isinstance(value, dict):
         raise UserError(f"{source}: neither a training command nor a mapping of settings")
     return {str(key): inner for key, inner in value.items()}
 
 
 def _flat(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted keys."""
-    return {key: inner for name, value in mapping.items() for key, inner in leaves(str(name), value)}
+    return dict(leaf for name, value in mapping.items() for leaf in leaves(str(name), value))
 
 
 def _of_keys(keys: dict[str, Any], source: str) -> ExternalRun:
@@ -189,7 +167,6 @@ def _of_swift(flat: Mapping[str, Any], is_megatron: bool = False) -> dict[str, A
 
 
 def _recognised(keys: Mapping[str, Any]) -> str | None:
-    """The library that a file of settings belongs to."""
     sections = {key.split(".")[0] for key in keys}
     if "actor_rollout_ref" in sections or {"algorithm", "data"} <= sections or {"trainer", "data"} <= sections:
         return "verl"
@@ -202,7 +179,6 @@ def _recognised(keys: Mapping[str, Any]) -> str | None:
 
 
 def _of_command(command: ShellCommand, source: str, directory: Path) -> ExternalRun | None:
-    """The run that a command starts, if it is a training command."""
     texts = [word.text for word in command.words]
     for at, text in enumerate(texts):
         following = texts[at + 1 : at + 2]
@@ -274,7 +250,6 @@ def _overrides(words: Sequence[Word], file: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _sections(key: str) -> list[str]:
-    """A key, and the sections that it is in."""
     parts = key.split(".", 12)
     return [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
 

@@ -4,7 +4,7 @@ importance weights, the critic."""
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any, get_args
 
 from dapo_rl.choices import KL_KINDS, ImportanceLevel, ImportanceMode
@@ -18,13 +18,6 @@ MODES = {f"{level}_{mode}": (level, mode) for level in get_args(ImportanceLevel)
 """Their names of modes, such as `token_mask`: the level of the weights, and what bounds do."""
 UNCAPPED = 1e9
 """The cap for weights without one: ratios are at most exp(20)."""
-KL_NAMES = f"the estimators are {', '.join(KL_KINDS)}"
-
-
-def nearest_divisor(number: int, wanted: float) -> int:
-    """The divisor of a number, up to 10,000, that is nearest to another number."""
-    divisors = [n for n in range(1, min(number, 10_000) + 1) if number % n == 0]
-    return min(divisors, key=lambda n: abs(n - wanted))
 
 
 def steps_from_epochs(draft: Draft, key: str) -> None:
@@ -54,32 +47,32 @@ def limit_prompts(draft: Draft) -> None:
         draft.add_row("(prompt length)", "no limit", "differs", here, note)
 
 
-def warmup_from_share(draft: Draft, share: float, *keys: str, note: str = "") -> None:
-    """`train.warmup_steps` from a share of all steps, which needs their number."""
+def warmup_from_share(
+    draft: Draft, share: float, *keys: str, whole: Callable[[float], int] = math.ceil, note: str = ""
+) -> None:
+    """`train.warmup_steps` from a share of all steps, which needs their number; `whole` rounds as the library does."""
     steps = draft.settings.get("train.steps")
     if share == 0:
         draft.put("train.warmup_steps", 0, *keys)
     elif steps is not None:
-        draft.put("train.warmup_steps", math.ceil(share * steps), *keys, note=note)
+        draft.put("train.warmup_steps", whole(share * steps), *keys, note=note)
     else:
         note = f"{share:g} of the steps, whose number is not known"
-        draft.put("train.warmup_steps", math.ceil(share * 100), *keys, note=note, learns=True)
+        draft.put("train.warmup_steps", whole(share * 100), *keys, note=note, learns=True)
 
 
 def min_lr_share(draft: Draft, key: str) -> None:
-    """`train.min_lr_share` from the lowest learning rate."""
     lowest, rate = draft.number(key), draft.settings.get("train.lr")
     if lowest is not None and rate:
         draft.put("train.min_lr_share", min(max(lowest / rate, 0.0), 1.0), key, note=f"{lowest:g} / {rate:g}")
 
 
-def loss_options(draft: Draft, options: Mapping[str, tuple[str, str]]) -> None:
-    """Options of losses: by their name, the loss and the setting here."""
-    for key, (loss, ours) in options.items():
-        if draft.setting("algo.loss") != loss:
-            draft.unused(f"an option of the loss {loss}", key)
-        elif (value := draft.number(key)) is not None:
-            draft.put(ours, value, key)
+def loss_options(draft: Draft) -> None:
+    for key, entry in draft.library.settings.items():
+        if entry.loss and draft.setting("algo.loss") != entry.loss:
+            draft.unused(f"an option of the loss {entry.loss}", key)
+        elif entry.loss and entry.ours and (value := draft.number(key)) is not None:
+            draft.put(entry.ours, value, key)
 
 
 def without_dual_clip(draft: Draft, key: str, applies: bool = False) -> None:
@@ -120,7 +113,6 @@ def lora(
 
 
 def adam_betas(draft: Draft, first: str, second: str) -> None:
-    """`train.betas` from two settings."""
     if draft.has(first, second) or second in draft.library.defaults:
         betas = [draft.number_or(0.9, first), draft.number_or(0.999, second)]
         draft.put("train.betas", betas, first, second)
@@ -185,7 +177,7 @@ def kl_kind(draft: Draft, key: str, names: dict[Any, str]) -> None:
     if (ours := names.get(draft.name(key))) is not None:
         draft.put("algo.kl_kind", ours, key)
     else:
-        draft.explain(key, "no counterpart", "algo.kl_kind: k3", KL_NAMES, True)
+        draft.explain(key, "no counterpart", "algo.kl_kind: k3", f"the estimators are {', '.join(KL_KINDS)}", True)
 
 
 def critic_start(draft: Draft, key: str, policy: str) -> None:

@@ -12,7 +12,6 @@ from dapo_rl.config.peers.values import is_number, written
 from dapo_rl.convert import shared
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.hydra import UnknownValue
-from dapo_rl.convert.turns import trl_turns
 from dapo_rl.errors import UserError
 from dapo_rl.objectives import GDPO
 from dapo_rl.objectives.losses import LOSSES, losses_by
@@ -39,7 +38,6 @@ def derive_trl(draft: Draft) -> None:
     derive_evaluation(draft)
     derive_rewards(draft, cache=256, longest=1280)
     _source(draft)
-    trl_turns(draft)
     ask_for_reward(draft)
     shared.limit_prompts(draft)
     uses_lora = bool(draft.value("use_peft"))
@@ -82,12 +80,6 @@ def derive_updates(draft: Draft) -> None:
         draft.explain(key, "default here" if note else "same", "eval.every", note)
 
 
-_LOSS_OPTIONS = {
-    **dict.fromkeys(("sapo_temperature_pos", "tau_pos"), ("sapo", "algo.tau_pos")),
-    **dict.fromkeys(("sapo_temperature_neg", "tau_neg"), ("sapo", "algo.tau_neg")),
-}
-
-
 def _loss(draft: Draft) -> None:
     """A `loss_type` that is another loss here. If its bounds are wide, the upper one is `epsilon_high` itself, and it
     has no lower one."""
@@ -112,7 +104,7 @@ def _loss(draft: Draft) -> None:
             where = f"algo.clip_high: {bound - 1:g}"
             draft.explain_again("epsilon_high", "same", where, "the bound is 1 + algo.clip_high")
             draft.settings["algo.clip_high"] = bound - 1
-    shared.loss_options(draft, _LOSS_OPTIONS)
+    shared.loss_options(draft)
     shared.without_dual_clip(draft, "delta", applies=name is None)
 
 
@@ -129,17 +121,14 @@ def _entropy(draft: Draft) -> None:
 
 
 def _kl(draft: Draft) -> None:
-    """What becomes of the KL penalty, if there is one."""
     unbiased = "use_bias_correction_kl"
     if not draft.value("beta"):
         draft.unused("without beta it does nothing", unbiased)
-    elif not draft.value(unbiased):
-        draft.put("algo.kl_unbiased", False, unbiased)
-    elif draft.value("importance_sampling_level") == "sequence":
-        note = "by the ratio of each token; theirs is that of its sequence"
-        draft.put("algo.kl_unbiased", True, unbiased, note=note, learns=True)
     else:
-        draft.put("algo.kl_unbiased", True, unbiased)
+        used = bool(draft.value(unbiased))
+        differs = used and draft.value("importance_sampling_level") == "sequence"
+        note = "by the ratio of each token; theirs is that of its sequence" if differs else ""
+        draft.put("algo.kl_unbiased", used, unbiased, note=note, learns=differs)
     _reference(draft)
 
 
@@ -210,7 +199,6 @@ def _batch(draft: Draft) -> None:
 
 
 def _completions(draft: Draft, processes: int) -> tuple[int, int]:
-    """Completions in a step and in an update."""
     per_generation = draft.size("steps_per_generation")
     if (update := draft.size("global_batch_size")) is not None:  # ms-swift with Megatron
         batch = draft.size("generation_batch_size") or update * (per_generation or 1)
@@ -228,7 +216,6 @@ def _whole_groups(step: int, update: int, group: int) -> bool:
 
 
 def _processes(draft: Draft) -> tuple[int, bool]:
-    """The number of processes, and whether it is known."""
     if draft.processes is not None:
         return draft.processes, True
     unknown = {name for name, value in draft.keys.items() if isinstance(value, UnknownValue)}
@@ -377,7 +364,6 @@ def _here(name: str, library: str) -> str | None:
 
 
 def _weights(draft: Draft, names: list[str]) -> list[float]:
-    """A weight for each reward function."""
     key = "reward_weights"
     weights = draft.value(key)
     listed = weights if isinstance(weights, list) else [weights]
@@ -391,7 +377,6 @@ def _weights(draft: Draft, names: list[str]) -> list[float]:
 
 
 def _part(entry: Any) -> dict[str, Any]:
-    """One data set of a mixture."""
     name = entry.get("path") if isinstance(entry, dict) else None
     if not isinstance(name, str):
         raise UserError(f"datasets: expected entries with a path, got {shown(entry)}")
@@ -423,7 +408,6 @@ def _source(draft: Draft) -> None:
 
 
 def trl_importance(draft: Draft) -> None:
-    """`vllm_importance_sampling_…`."""
     names = ("correction", "mode", "cap", "clip_max", "clip_min")
     switch, mode, cap, high, low = keys = tuple(f"vllm_importance_sampling_{name}" for name in names)
     if not draft.value("use_vllm") or not draft.value(switch):

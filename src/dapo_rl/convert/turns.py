@@ -5,8 +5,6 @@ Their code cannot be converted. A recipe names a file that does not exist in its
 
 from __future__ import annotations
 
-from typing import Any
-
 from dapo_rl.config import EnvSettings
 from dapo_rl.convert.draft import Draft
 from dapo_rl.convert.hydra import UnknownValue
@@ -23,8 +21,6 @@ _LOOPS = f"{ROLLOUT}.agent.agent_loop_config_path"
 _TOOL_CLASSES = (f"{_TURNS}.tool_config_path", "data.tool_config_path")
 _TOOL_FUNCTIONS, _USERS = f"{_TURNS}.function_tool_path", f"{_TURNS}.interaction_config_path"
 _SINGLE, _WITH_TOOLS = "single_turn_agent", "tool_agent"
-_OF_VERL = ("max_assistant_turns", "max_user_turns", "format", "max_parallel_calls", "max_tool_response_length")
-_RESULT = "tool_response_truncate_side"
 _AS_FUNCTIONS = "write each tool as a function with type hints and a docstring; verl's are classes (BaseTool)"
 _AS_ENVIRONMENT = "write it as a class with the methods open and step (docs/environments.md)"
 _AS_AGENT = "write it as a function of a task and an OpenAI client, which returns the reward (docs/environments.md)"
@@ -38,12 +34,10 @@ _OF_AGENTS = ("agent_", "econfig.", "tir.", "judge_engine", "rollout.agent.")
 
 
 def has_turns(draft: Draft) -> bool:
-    """Whether the recipe so far has episodes of several turns."""
     return any(draft.settings.get(ours) for ours in _GIVEN)
 
 
 def verl_turns(draft: Draft) -> None:
-    """verl's `multi_turn` and agent loops."""
     _take_as_text(draft, *_TOOL_CLASSES, _TOOL_FUNCTIONS, _USERS, _LOOPS)
     if not _verl_has_turns(draft):
         keys = [key for key in draft.keys if key.startswith(f"{_TURNS}.")]
@@ -51,9 +45,9 @@ def verl_turns(draft: Draft) -> None:
         draft.unused("a response is one turn", _LOOP)
         return
     _verl_world(draft)
-    assistant, user = draft.count(f"{_TURNS}.max_assistant_turns"), draft.count(f"{_TURNS}.max_user_turns")
+    keys = [f"{_TURNS}.max_assistant_turns", f"{_TURNS}.max_user_turns"]
+    assistant, user = map(draft.count, keys)
     limits = [*([assistant] if assistant else []), *([user + 1] if user else [])]
-    keys = [f"{_TURNS}.{name}" for name in _OF_VERL[:2]]
     length = int(draft.setting("sampling.max_new_tokens"))
     note = "turns of the policy: max_assistant_turns, or max_user_turns + 1 if that is less" if user else ""
     draft.put("env.max_turns", min(limits, default=length), *keys, note=note if limits else _WITHOUT_LIMIT)
@@ -67,7 +61,8 @@ def verl_turns(draft: Draft) -> None:
     draft.explain(calls, "differs", note=note, learns=True)
     note = "characters of a result; shorten it in the tool. env.max_observation_tokens limits those of an episode"
     draft.explain(result, "differs", "env.max_observation_tokens", note, True)
-    draft.explain(f"{_TURNS}.{_RESULT}", "differs", note="shorten long results in the tool", learns=True)
+    note = "shorten long results in the tool"
+    draft.explain(f"{_TURNS}.tool_response_truncate_side", "differs", note=note, learns=True)
     draft.explain(f"{_TURNS}.enable", "same", _world(draft))
 
 
@@ -122,7 +117,6 @@ def _world(draft: Draft) -> str:
 
 
 def _format(draft: Draft, *keys: str) -> None:
-    """How the model writes tool calls."""
     for key in keys:
         if ours := _FORMATS.get(str(draft.value(key))):
             draft.put("env.tool_format", ours, key)
@@ -133,17 +127,7 @@ def _format(draft: Draft, *keys: str) -> None:
             draft.unused("null sets nothing", key)
 
 
-def trl_turns(draft: Draft) -> None:
-    """TRL's limit on turns that call tools; those of its last turn are not made."""
-    key = "max_tool_calling_iterations"
-    if (count := draft.count(key)) is None:
-        draft.unused("null sets nothing", key)
-    else:
-        draft.put("env.max_turns", count + 1, key)
-
-
 def swift_turns(draft: Draft) -> None:
-    """ms-swift's schedulers and gym environments."""
     scope, turns_key, loss = "completion_length_limit_scope", "max_turns", "loss_scale"
     _format(draft, "agent_template", "tools_prompt")
     _take_as_text(draft, "multi_turn_scheduler", "gym_env")
@@ -177,7 +161,6 @@ def swift_turns(draft: Draft) -> None:
 
 
 def areal_turns(draft: Draft) -> None:
-    """AReaL's workflows and agents."""
     _take_as_text(draft, "workflow", "eval_workflow")
     workflows = [key for key in ("workflow", "eval_workflow") if _is_given(draft, key)]
     own = [key for key in workflows if not str(draft.value(key)).endswith(_ONE_TURN_WORKFLOW)]
@@ -194,8 +177,3 @@ def areal_turns(draft: Draft) -> None:
     counts = [count for key in limits if (count := draft.size(key))]
     if counts:
         draft.put("env.max_turns", min(counts), *limits)
-
-
-def in_place(value: Any) -> bool:
-    """Whether a value stands in the place of code that has to be written."""
-    return value in PLACEHOLDERS

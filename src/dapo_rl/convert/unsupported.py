@@ -40,7 +40,6 @@ def why_unsupported(feature: str, evidence: str) -> str:
 
 
 def reads_images(model: str) -> bool:
-    """Whether a model reads images, by the last part of its name or path."""
     return _VISION.search(model.rstrip("/").split("/")[-1]) is not None
 
 

@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any
 
+from dapo_rl.config.conflicts import nearest_divisor
 from dapo_rl.config.peers import reason
 from dapo_rl.convert import shared
 from dapo_rl.convert.draft import Draft
@@ -93,7 +94,7 @@ def _batches(draft: Draft) -> None:
     updates, rest = divmod(prompts, mini)
     note = f"{prompts} prompts / {mini} per update"
     if rest or not updates:
-        updates = shared.nearest_divisor(prompts, prompts / mini)
+        updates = nearest_divisor(prompts, prompts / mini)
         draft.put("train.mini_batches", updates, mini_batch, note=f"{note} is not a whole number", learns=True)
     else:
         draft.put("train.mini_batches", updates, mini_batch, note=note)
@@ -207,14 +208,11 @@ def _kl(draft: Draft) -> None:
             draft.explain(key, "default here", "algo.kl_coef: 0.0", "no KL penalty in the loss")
     else:
         draft.put("algo.kl_coef", weight, used, coef)
-        ours = _KL_KINDS.get(draft.name(kind))
-        if ours == "k1":
+        if _KL_KINDS.get(draft.name(kind)) == "k1":
             note = "k1 in the loss has no gradient in expectation; k1+ has the same value, and that of the KL"
             draft.put("algo.kl_kind", "k1+", kind, note=note, learns=True)
-        elif ours is not None:
-            draft.put("algo.kl_kind", ours, kind)
         else:
-            draft.explain(kind, "no counterpart", "algo.kl_kind: k3", shared.KL_NAMES, True)
+            shared.kl_kind(draft, kind, _KL_KINDS)
     _kl_in_reward(draft)
 
 
@@ -236,20 +234,9 @@ def _clipping(draft: Draft) -> None:
         draft.explain(both, "differs", f"algo.clip_low, algo.clip_high: {bound:g}", note, True)
 
 
-_LOSS_OPTIONS = {
-    f"{ACTOR}.policy_loss.clip_cov_ratio": ("clip-cov", "algo.cov_share"),
-    f"{ACTOR}.policy_loss.clip_cov_lb": ("clip-cov", "algo.clip_cov_low"),
-    f"{ACTOR}.policy_loss.clip_cov_ub": ("clip-cov", "algo.clip_cov_high"),
-    f"{ACTOR}.policy_loss.kl_cov_ratio": ("kl-cov", "algo.cov_share"),
-    f"{ACTOR}.policy_loss.ppo_kl_coef": ("kl-cov", "algo.kl_cov_coef"),
-    f"{ACTOR}.tau_pos": ("sapo", "algo.tau_pos"),
-    f"{ACTOR}.tau_neg": ("sapo", "algo.tau_neg"),
-}
-
-
 def _loss(draft: Draft) -> None:
     shared.without_dual_clip(draft, f"{ACTOR}.clip_ratio_c")
-    shared.loss_options(draft, _LOSS_OPTIONS)
+    shared.loss_options(draft)
     name, key = draft.settings.get("algo.loss", "dapo"), f"{ACTOR}.loss_agg_mode"
     if (fixed := LOSSES[name].verl_aggregation) is not None:
         draft.rows.pop(key, None)
@@ -367,7 +354,7 @@ def _warmup(draft: Draft) -> None:
             draft.put("train.warmup_steps", warmup, fixed, note="steps, here as there")
         draft.unused("lr_warmup_steps is given, and is what counts", share)
     elif draft.has(share):
-        shared.warmup_from_share(draft, draft.number_or(0.0, share), share)
+        shared.warmup_from_share(draft, draft.number_or(0.0, share), share, whole=int)
         draft.unused("-1: lr_warmup_steps_ratio counts", fixed)
     else:
         draft.always("train.warmup_steps", 0, "no warm-up unless set")
@@ -404,22 +391,15 @@ def _critic(draft: Draft) -> None:
 
 
 def _kl_in_reward(draft: Draft) -> None:
-    """`algorithm.use_kl_in_reward`, with a critic."""
-    names = (
-        "use_kl_in_reward",
-        "kl_ctrl.kl_coef",
-        "kl_penalty",
-        "kl_ctrl.type",
-        "kl_ctrl.target_kl",
-        "kl_ctrl.horizon",
-    )
-    used, coef, kind, control, target, horizon = keys = tuple(f"algorithm.{name}" for name in names)
+    names = ("kl_ctrl.kl_coef", "kl_penalty", "kl_ctrl.type", "kl_ctrl.target_kl", "kl_ctrl.horizon")
+    coef, kind, control, target, horizon = keys = tuple(f"algorithm.{name}" for name in names)
+    used = "algorithm.use_kl_in_reward"
     if not draft.value(used):
-        draft.unused("no KL penalty in the reward", *keys)
+        draft.unused("no KL penalty in the reward", used, *keys)
         return
     if draft.value("algorithm.adv_estimator") != GAE:
         draft.no_counterpart(reason("KL_IN_LOSS"), used)
-        draft.no_counterpart(reason("KL_IN_LOSS"), coef, kind, control, target, horizon, learns=False)
+        draft.no_counterpart(reason("KL_IN_LOSS"), *keys, learns=False)
         return
     if draft.settings.get("algo.kl_coef"):
         for key in (f"{ACTOR}.use_kl_loss", f"{ACTOR}.kl_loss_coef", f"{ACTOR}.kl_loss_type"):

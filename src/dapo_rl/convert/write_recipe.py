@@ -13,15 +13,16 @@ import yaml
 
 from dapo_rl.base.quote import printable
 from dapo_rl.config import Config, known_keys
+from dapo_rl.config.conflicts import nearest_divisor
 from dapo_rl.config.peers import LIBRARIES
 from dapo_rl.config.recipe import put
 from dapo_rl.convert.areal import derive_areal
 from dapo_rl.convert.draft import STATUSES, ConvertedSetting, Draft, is_default
 from dapo_rl.convert.ms_swift import derive_swift
 from dapo_rl.convert.read_run import ExternalRun
-from dapo_rl.convert.shared import nearest_divisor, recompute_for_sequences
+from dapo_rl.convert.shared import recompute_for_sequences
 from dapo_rl.convert.trl import derive_trl
-from dapo_rl.convert.turns import has_turns, in_place
+from dapo_rl.convert.turns import PLACEHOLDERS, has_turns
 from dapo_rl.convert.unsupported import missing_feature
 from dapo_rl.convert.verl import derive_verl
 from dapo_rl.errors import UserError
@@ -51,7 +52,6 @@ class Converted:
 
     @property
     def changes(self) -> list[ConvertedSetting]:
-        """The settings with which learning would change."""
         return [row for row in self.rows if row.learns]
 
 
@@ -158,7 +158,6 @@ def nested_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def recipe_text(converted: Converted) -> str:
-    """The recipe as YAML, by sections."""
     changed = [_in_comment(row.key) for row in converted.changes]
     lines = [f"# Converted from {_in_comment(converted.source)} ({converted.library}) by `dapo convert`."]
     if changed:
@@ -178,7 +177,7 @@ def _lines(settings: Mapping[str, Any], indent: str) -> Iterator[str]:
             yield f"{indent}{_key(name)}:\n"
             yield from _lines(value, f"{indent}  ")
         else:
-            missing = value in (NO_SOURCE, NO_MODEL) or in_place(value)
+            missing = value in (NO_SOURCE, NO_MODEL, *PLACEHOLDERS)
             remark = "  # not known: write it here" if missing else ""
             yield f"{indent}{_key(name)}: {_inline(value)}{remark}\n"
 

@@ -45,8 +45,6 @@ class Tokenizer(Protocol):
 
 
 class PromptReader:
-    """Reads prompts with a tokenizer and settings."""
-
     def __init__(self, tokenizer: Tokenizer, settings: DataSettings, key: str = "data") -> None:
         self._tokenizer = tokenizer
         self._mode = settings.chat_template
@@ -84,7 +82,7 @@ class PromptReader:
             if isinstance(text, str):
                 ours[takes_it].append(text)
         # The template adds its special tokens itself.
-        tokens = {takes_it: iter(self._encode(own, special=not takes_it)) for takes_it, own in ours.items()}
+        tokens = {takes_it: iter(encode(self._tokenizer, own, special=not takes_it)) for takes_it, own in ours.items()}
         readings: list[Reading | BadRowError] = []
         for prompt, messages, takes_it, text in zip(prompts, conversations, takes, texts, strict=True):
             if isinstance(text, BadRowError):
@@ -105,7 +103,6 @@ class PromptReader:
         return ({"role": "system", "content": self._system}, *messages)
 
     def takes_template(self, is_text: bool) -> bool:
-        """Whether a prompt, given as text or as messages, goes through the chat template."""
         if self._mode == "never":
             return False
         if self._mode == "auto" and is_text:
@@ -133,20 +130,16 @@ class PromptReader:
             # A template is code of the model, and may reject roles or their order.
             yield text if isinstance(text, str) else BadRowError(f"the chat template rejects it: {one_line(text)}")
 
-    def _encode(self, texts: list[str], special: bool) -> list[Sequence[int]]:
-        return encode(self._tokenizer, texts, special)
-
     def _ends_too_early(self, text: str, token_ids: Sequence[int]) -> bool:
         """Some tokenizers append EOS to every text, which would end the response; an EOS in the text itself stays."""
         eos = self._tokenizer.eos_token_id
         if eos is None or token_ids[-1:] != (eos,):
             return False
-        (plain,) = self._encode([text], special=False)
+        (plain,) = encode(self._tokenizer, [text], special=False)
         return list(plain[-1:]) != [eos]
 
 
 def encode(tokenizer: Tokenizer, texts: list[str], special: bool) -> list[Sequence[int]]:
-    """The tokens of each text, with or without special ones."""
     if not texts:
         return []
     with one_thread():

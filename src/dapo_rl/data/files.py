@@ -135,19 +135,13 @@ def _widened(batch: Any) -> Any:
     """Converts float32 by its decimal digits: 0.1 stays 0.1 instead of 0.10000000149011612."""
     import pyarrow as pa
 
+    from dapo_rl.base.parquet import converted_type
+
+    def with_floats(kind: Any, instead: Any) -> Any:
+        return converted_type(kind, lambda inner: instead if pa.types.is_float32(inner) else inner)
+
     for at, field in enumerate(batch.schema):
-        if (texts := _with_floats(field.type, pa.string())) != field.type:
+        if (texts := with_floats(field.type, pa.string())) != field.type:
             digits = batch.column(at).cast(texts)
-            batch = batch.set_column(at, field.name, digits.cast(_with_floats(field.type, pa.float64())))
+            batch = batch.set_column(at, field.name, digits.cast(with_floats(field.type, pa.float64())))
     return batch
-
-
-def _with_floats(kind: Any, instead: Any) -> Any:
-    """The type with another one in place of float32, also inside structs and lists."""
-    import pyarrow as pa
-
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_with_floats(field.type, instead)) for field in kind])
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_with_floats(kind.value_type, instead)))
-    return instead if pa.types.is_float32(kind) else kind

@@ -65,7 +65,6 @@ def _digits(value: float | Decimal) -> str | None:
 
 
 def _without_bytes(value: Any) -> Any:
-    """Decodes the bytes inside lists and mappings."""
     if isinstance(value, Mapping):
         return {name: _without_bytes(inner) for name, inner in value.items()}
     if type(value) in (list, tuple):

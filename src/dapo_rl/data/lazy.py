@@ -55,7 +55,7 @@ class LazyStream(Stream):
         self._found: dict[str, Prompt] = {}
         """The prompts of unfinished groups, after `load`."""
         self._epoch, self._used, self._digest = 0, 0, ""
-        self._prompts = self._too_long = self._outside = self._bad = 0
+        self._counts = dict.fromkeys(("prompts", "too_long", "bad", "outside"), 0)
         self._unusable = 0
 
     @property
@@ -64,9 +64,10 @@ class LazyStream(Stream):
         return float(self._epoch)
 
     def counts(self) -> dict[str, int]:
-        counts = {"train_prompts": self._prompts, "too_long": self._too_long, "bad_rows": self._bad}
-        has_window = self._builder.settings.pass_rate is not None
-        return counts | {"outside_pass_rate": self._outside} if has_window else counts
+        names = {"prompts": "train_prompts", "too_long": "too_long", "bad": "bad_rows"}
+        if self._builder.settings.pass_rate is not None:
+            names["outside"] = "outside_pass_rate"
+        return {public: self._counts[name] for name, public in names.items()}
 
     def watch(self, check: Callable[[Prompt], None], note: Callable[[str], None]) -> None:
         self.check, self.note = check, note
@@ -99,7 +100,8 @@ class LazyStream(Stream):
             self._use(row)
             if isinstance(made, Prompt):
                 self.check(made)
-                self._prompts, self._unusable = self._prompts + 1, 0
+                self._counts["prompts"] += 1
+                self._unusable = 0
                 return made
             self._drop(made)
 
@@ -116,10 +118,7 @@ class LazyStream(Stream):
             "epoch": self._epoch,
             "used": self._used,
             "digest": self._digest,
-            "prompts": self._prompts,
-            "too_long": self._too_long,
-            "bad": self._bad,
-            "outside": self._outside,
+            **self._counts,
             "front": [prompt.id for prompt in self._front],
             "unfinished": list(unfinished),
         }
@@ -136,8 +135,7 @@ class LazyStream(Stream):
         self._found = {name: found[name] for name in state.unfinished}
         self._front = deque(found[name] for name in state.front)
         self._epoch, self._unusable = state.epoch, 0
-        self._prompts, self._too_long, self._bad = state.prompts, state.too_long, state.bad
-        self._outside = state.outside
+        self._counts = {name: getattr(state, name) for name in self._counts}
 
     def _rewind(self) -> None:
         if self._rows.repeats:
@@ -198,18 +196,14 @@ class LazyStream(Stream):
         self._digest = hashlib.sha256(written.encode()).hexdigest()[:16]
 
     def _drop(self, why: BadRow | Unfit) -> None:
-        settings = self._builder.settings
-        if why == "outside":
-            self._outside += 1
-            said = "a prompt outside data.pass_rate dropped"
-        elif why == "too_long":
-            self._too_long += 1
-            said = f"a prompt over data.max_prompt_tokens {settings.max_prompt_tokens} dropped"
-        else:
-            self._bad += 1
-            said = f"skipped {why}"
-        first = {"outside": self._outside, "too_long": self._too_long}.get(str(why), self._bad) == 1
-        if first:
+        kind = "bad" if isinstance(why, BadRow) else why
+        said = {
+            "bad": f"skipped {why}",
+            "outside": "a prompt outside data.pass_rate dropped",
+            "too_long": f"a prompt over data.max_prompt_tokens {self._builder.settings.max_prompt_tokens} dropped",
+        }[kind]
+        self._counts[kind] += 1
+        if self._counts[kind] == 1:
             self.note(f"{self._rows.key}: {said}; summary.json counts all of them")
         self._unusable += 1
         if self._unusable >= MOST_UNUSABLE:

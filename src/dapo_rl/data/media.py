@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dapo_rl.errors import UserError
@@ -25,37 +25,31 @@ def refuse_media(where: str, columns: Mapping[str, Any]) -> None:
                 f"{where}: the column {name!r} has tools, which are not taken from rows; name them in env.tools, and "
                 "remove the column"
             )
-        held = value.items() if name == "multi_modal_data" and isinstance(value, Mapping) else [(name, value)]
-        for called, thing in held:
-            kind = _COLUMNS.get(str(called).lower())
-            if kind is not None and _holds_something(thing):
-                raise _refused(where, f"the column {name!r} has", kind)
-        if value is None or isinstance(value, str | bytes | int | float):
-            continue
-        if (kind := _of_object(value)) is not None:
-            raise _refused(where, f"the column {name!r} has", kind)
-        if isinstance(value, Sequence):
-            _refuse_in_list(where, name, value)
+        for place, kind in _media(name, value):
+            shown = {"image": "an image, and images are", "video": "a video, and videos are"}
+            refused = shown.get(kind, "audio, and audio is")
+            raise MediaError(f"{where}: {place} {refused} not supported: prompts are text only")
 
 
-def _refuse_in_list(where: str, name: str, values: Sequence[Any]) -> None:
-    for at, value in enumerate(values):
-        if (kind := _of_object(value)) is not None:
-            raise _refused(where, f"the column {name!r} has", kind)
-        if not isinstance(value, Mapping) or not isinstance(content := _listed(value.get("content")), Sequence):
-            continue
-        for part in () if isinstance(content, str) else content:
+def _media(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    """The places of a column that hold media, and their kind."""
+    column = f"the column {name!r} has"
+    held = value.items() if name == "multi_modal_data" and isinstance(value, Mapping) else [(name, value)]
+    for called, thing in held:
+        kind = _COLUMNS.get(str(called).lower())
+        if kind is not None and _holds_something(thing):
+            yield column, kind
+    if value is None or isinstance(value, str | bytes | int | float):
+        return
+    if (kind := _of_object(value)) is not None:
+        yield column, kind
+    for at, item in enumerate(value) if isinstance(value, Sequence) else ():
+        if (kind := _of_object(item)) is not None:
+            yield column, kind
+        content = _listed(item.get("content")) if isinstance(item, Mapping) else None
+        for part in content if isinstance(content, Sequence) and not isinstance(content, str) else ():
             if isinstance(part, Mapping) and (kind := _of_part(part)) is not None:
-                raise _refused(where, f"message {at} of {name!r} has", kind)
-
-
-def _refused(where: str, place: str, kind: str) -> MediaError:
-    shown, plural = {
-        "image": ("an image", "images are"),
-        "video": ("a video", "videos are"),
-        "audio": ("audio", "audio is"),
-    }[kind]
-    return MediaError(f"{where}: {place} {shown}, and {plural} not supported: prompts are text only")
+                yield f"message {at} of {name!r} has", kind
 
 
 def _listed(value: Any) -> Any:

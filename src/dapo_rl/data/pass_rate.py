@@ -8,8 +8,7 @@ from typing import Any
 
 from dapo_rl.base.quote import shown
 from dapo_rl.config import DataSettings, Window
-from dapo_rl.data.columns import MISSING, column
-from dapo_rl.data.rows import BadRow, BadRowError, Row
+from dapo_rl.data.rows import MISSING, BadRow, BadRowError, Row, column
 from dapo_rl.errors import UserError
 
 
@@ -19,8 +18,8 @@ def is_outside(row: Row, settings: DataSettings) -> bool:
     if settings.pass_rate is None:
         return False
     name, (low, high) = settings.pass_rate_key, settings.pass_rate
-    value = column(row.columns, name)
-    if value is MISSING or value is None:
+    value = _given(row, name)
+    if value is None:
         raise BadRowError(f"no pass rate in {name!r} (data.pass_rate_key); it has {', '.join(row.columns)}")
     rate = _number(value)
     if rate is None or not 0 <= rate <= 1:
@@ -29,6 +28,12 @@ def is_outside(row: Row, settings: DataSettings) -> bool:
             "with pass rates, or divide it by the number of samples"
         )
     return not low <= rate <= high
+
+
+def _given(row: Row, name: str) -> Any:
+    """None if it is missing, which is NaN in a column of pandas."""
+    value = column(row.columns, name)
+    return None if value is MISSING or (isinstance(value, float) and math.isnan(value)) else value
 
 
 def _number(value: Any) -> float | None:
@@ -51,7 +56,7 @@ def check_scored(key: str, source: str, rows: Iterable[Row | BadRow], settings: 
     name = settings.pass_rate_key
     if settings.pass_rate is None or not good:
         return
-    if all(column(row.columns, name) in (MISSING, None) for row in good):
+    if all(_given(row, name) is None for row in good):
         what = f"{key}: {source}" if source else key
         raise UserError(
             f"data.pass_rate: {what} has no column {name!r}; `dapo eval MODEL --data {source or 'FILE'} --scores "

@@ -17,10 +17,9 @@ import numpy as np
 from dapo_rl.base.format import counted
 from dapo_rl.config import DataSettings, Window
 from dapo_rl.data.chat import Messages, PromptReader, Reading, Tokenizer
-from dapo_rl.data.columns import MISSING, column
 from dapo_rl.data.ground_truth import answer_text, decoded
 from dapo_rl.data.pass_rate import check_scored, is_outside, window_text
-from dapo_rl.data.rows import BadRow, BadRowError, Row, Rows, RowStream
+from dapo_rl.data.rows import MISSING, BadRow, BadRowError, Row, Rows, RowStream, column
 from dapo_rl.data.stream import Stream
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
@@ -66,7 +65,6 @@ class PromptSet:
         return self.stream is not None or any(part.is_stream for part in self.parts)
 
     def counts(self) -> dict[str, int]:
-        """How many rows were used and dropped."""
         if self.parts:
             each = [part.counts() for part in self.parts]
             return {name: sum(counts[name] for counts in each) for name in each[0]}
@@ -145,8 +143,6 @@ def prompt_set(
 
 @dataclass(frozen=True, slots=True)
 class PromptBuilder:
-    """Builds the prompts of rows."""
-
     reader: PromptReader
     source: str
     settings: DataSettings
@@ -154,7 +150,6 @@ class PromptBuilder:
     fits: Fits = always_fits
 
     def build(self, rows: Sequence[Row | BadRow]) -> list[Prompt | BadRow | Unfit]:
-        """The prompt of each row, or why it has none."""
         given = [self._given(row) for row in rows]
         readings = iter(self.reader.read([each[2] for each in given if isinstance(each, tuple)]))
         return [self._prompt(*each[:2], next(readings)) if isinstance(each, tuple) else each for each in given]
@@ -273,7 +268,6 @@ def _answer(columns: Mapping[str, Any], key: str | None) -> str | None:
 
 
 def nothing_left(rows: Rows | RowStream, bad: list[BadRow], unfit: Sequence[Unfit], settings: DataSettings) -> str:
-    """Why a source gives no prompt."""
     what = f"{rows.key}: {rows.source}" if rows.source else rows.key
     if not (total := len(bad) + len(unfit)):
         return f"{what}: no rows"

@@ -8,11 +8,12 @@ no better.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dapo_rl.base.saved import Count, Finite, Saved, parse_state
-from dapo_rl.data.stream import REMEDY, Stream
+from dapo_rl.data.stream import REMEDY, Curriculum, Stream
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
 
@@ -30,19 +31,15 @@ class SavedReplay(Saved):
         yield "pool", len(set(self.pool)) < len(self.pool) or not self.history.keys() >= set(self.pool)
 
 
-class ReplayStream(Stream):
+class ReplayStream(Curriculum):
     def __init__(self, stream: Stream, seed: int, share: float, highest: float) -> None:
         """`share` of the draws are replays while the pool has prompts: of pass rates above 0, up to `highest`."""
-        super().__init__()
-        self._stream, self._seed, self._share, self._highest = stream, seed, share, highest
+        super().__init__(stream)
+        self._seed, self._share, self._highest = seed, share, highest
         self._draws = 0
         self._pool: list[Prompt] = []
         self._history: dict[str, list[float]] = {}
         """By prompt: right samples and all samples of its groups, each group at half the weight of the next."""
-
-    @property
-    def epochs_drawn(self) -> float:
-        return self._stream.epochs_drawn
 
     def _next_prompt(self) -> Prompt:
         self._draws += 1
@@ -63,7 +60,7 @@ class ReplayStream(Stream):
         super().push_front(prompts)
 
     def observe(self, prompt: Prompt, right: int, samples: int, informative: bool) -> None:
-        self._stream.observe(prompt, right, samples, informative)
+        super().observe(prompt, right, samples, informative)
         before = self._history.get(prompt.id, [0.0, 0.0])
         self._history[prompt.id] = [before[0] / 2 + right, before[1] / 2 + samples]
         self._leave(prompt)
@@ -75,18 +72,9 @@ class ReplayStream(Stream):
         right, samples = self._history.get(prompt.id, (0.0, 0.0))
         return right / samples if samples else 0.0
 
-    def find(self, prompt_id: str) -> Prompt:
-        return self._stream.find(prompt_id)
-
     def skip(self, prompt: Prompt, epochs: int) -> None:
         self._leave(prompt)
-        self._stream.skip(prompt, epochs)
-
-    def watch(self, check: Callable[[Prompt], None], note: Callable[[str], None]) -> None:
-        self._stream.watch(check, note)
-
-    def counts(self) -> dict[str, int]:
-        return self._stream.counts()
+        super().skip(prompt, epochs)
 
     def state(self, unfinished: Iterable[str] = ()) -> dict[str, Any]:
         front, pool = [prompt.id for prompt in self._front], [prompt.id for prompt in self._pool]
@@ -103,7 +91,6 @@ class ReplayStream(Stream):
             raise UserError(f"sampling.replay_hard was 0 when the checkpoint was written; {REMEDY}")
         state = parse_state(SavedReplay, written)
         self._stream.restore(state.replayed)
-        self._front.clear()
-        self._front.extend(map(self.find, state.front))
+        self._front = deque(map(self.find, state.front))
         self._pool = [self.find(name) for name in state.pool]
         self._draws, self._history = state.draws, state.history

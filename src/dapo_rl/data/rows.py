@@ -12,6 +12,8 @@ from dapo_rl.data.media import refuse_media
 
 MOST_BITS = 14_000
 """Of a whole number: Python writes no more than 4300 digits into JSON."""
+MISSING = object()
+"""In place of a column that a row does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +83,23 @@ def make_row(number: int, where: str, value: object) -> Row | BadRow:
         if odd:
             raise BadRowError(f"the column name {odd[0]!r} is not a string")
         refuse_media(where, value)
-        return Row(number, where, {name: plain(column) for name, column in value.items()})
+        return Row(number, where, {name: plain(inner) for name, inner in value.items()})
     except BadRowError as error:
         return BadRow(number, where, str(error))
     except RecursionError:
         return BadRow(number, where, "nested too deeply")
+
+
+def column(columns: Mapping[str, Any], key: str) -> Any:
+    """The column of that name, or the nested field that a dotted name addresses; a field's own name may have dots."""
+    if key in columns:
+        return columns[key]
+    parts = key.split(".")
+    for end in range(1, len(parts)):
+        inner = columns.get(".".join(parts[:end]))
+        if isinstance(inner, Mapping) and (found := column(inner, ".".join(parts[end:]))) is not MISSING:
+            return found
+    return MISSING
 
 
 def plain(value: Any) -> Any:

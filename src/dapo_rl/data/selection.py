@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 from dapo_rl.base.saved import Count, Finite, Saved, parse_state
-from dapo_rl.data.stream import REMEDY, Stream, refuse_wrapped
+from dapo_rl.data.stream import REMEDY, Curriculum, Stream, refuse_wrapped
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
 
@@ -48,12 +49,12 @@ class SavedSelection(Saved):
         yield "usual", len(self.usual) != 2 or min(self.usual) < 0
 
 
-class SelectedStream(Stream):
+class SelectedStream(Curriculum):
     def __init__(self, stream: Stream, seed: int, group_size: int, batch: int) -> None:
         """`batch`, the number of groups that a step trains on, is the unit of memories: the policy changes from step to
         step."""
-        super().__init__()
-        self._stream, self._seed, self._size = stream, seed, group_size
+        super().__init__(stream)
+        self._seed, self._size = seed, group_size
         self._memory, self._own_memory = MEMORY * batch, OWN_MEMORY * batch
         self._candidates = self._groups = 0
         self._usual = [0.0, 0.0]
@@ -62,10 +63,6 @@ class SelectedStream(Stream):
         """By kind: informative groups and all groups, faded, and when they were last updated."""
         self._prompts: dict[str, list[float]] = {}
         """By prompt: right samples and all samples, faded, and when they were last updated."""
-
-    @property
-    def epochs_drawn(self) -> float:
-        return self._stream.epochs_drawn
 
     def _next_prompt(self) -> Prompt:
         while True:
@@ -98,7 +95,7 @@ class SelectedStream(Stream):
         return entry[0] * fade, entry[1] * fade, entry[2]
 
     def observe(self, prompt: Prompt, right: int, samples: int, informative: bool) -> None:
-        self._stream.observe(prompt, right, samples, informative)
+        super().observe(prompt, right, samples, informative)
         self._groups += 1
         mixed = 0 < right < samples
         # Where scores, truncation or a filter decide, the group counts as if correctness had decided the same.
@@ -110,18 +107,6 @@ class SelectedStream(Stream):
         ):
             first, second, _ = self._faded(entries.get(key), memory)
             entries[key] = [first + new[0], second + new[1], float(self._groups)]
-
-    def find(self, prompt_id: str) -> Prompt:
-        return self._stream.find(prompt_id)
-
-    def skip(self, prompt: Prompt, epochs: int) -> None:
-        self._stream.skip(prompt, epochs)
-
-    def watch(self, check: Callable[[Prompt], None], note: Callable[[str], None]) -> None:
-        self._stream.watch(check, note)
-
-    def counts(self) -> dict[str, int]:
-        return self._stream.counts()
 
     def state(self, unfinished: Iterable[str] = ()) -> dict[str, Any]:
         front = [prompt.id for prompt in self._front]
@@ -141,8 +126,7 @@ class SelectedStream(Stream):
             raise UserError(f"sampling.selection was `uniform` when the checkpoint was written; {REMEDY}")
         state = parse_state(SavedSelection, written)
         self._stream.restore(state.selected)
-        self._front.clear()
-        self._front.extend(map(self.find, state.front))
+        self._front = deque(map(self.find, state.front))
         self._candidates, self._groups, self._usual = state.candidates, state.groups, state.usual
         self._kinds, self._prompts = state.kinds, state.prompts
 

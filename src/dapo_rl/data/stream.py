@@ -87,6 +87,33 @@ class Stream(ABC, Iterator[Prompt]):
             self.restore(read_state(path))
 
 
+class Curriculum(Stream):
+    """Chooses among the draws of another stream."""
+
+    def __init__(self, stream: Stream) -> None:
+        super().__init__()
+        self._stream = stream
+
+    @property
+    def epochs_drawn(self) -> float:
+        return self._stream.epochs_drawn
+
+    def find(self, prompt_id: str) -> Prompt:
+        return self._stream.find(prompt_id)
+
+    def skip(self, prompt: Prompt, epochs: int) -> None:
+        self._stream.skip(prompt, epochs)
+
+    def observe(self, prompt: Prompt, right: int, samples: int, informative: bool) -> None:
+        self._stream.observe(prompt, right, samples, informative)
+
+    def watch(self, check: Callable[[Prompt], None], note: Callable[[str], None]) -> None:
+        self._stream.watch(check, note)
+
+    def counts(self) -> dict[str, int]:
+        return self._stream.counts()
+
+
 def refuse_wrapped(written: Any, *own: str) -> None:
     """Raises a UserError for the state of a stream with a curriculum around it that this run does not have."""
     settings = {

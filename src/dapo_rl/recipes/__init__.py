@@ -31,7 +31,6 @@ def recipe_names() -> list[str]:
 
 
 def packaged_recipe(name: str) -> Path:
-    """The file of a recipe of the package."""
     if name not in recipe_names():
         raise UserError(f"{name}: no such recipe{_suggested(name)}")
     return _HOME / f"{name}{SUFFIX}"

@@ -110,16 +110,12 @@ class Callbacks:
         return any(_defines(callback, "on_save") for callback in self._callbacks)
 
     def never_called(self) -> list[str]:
-        """A note for each callback with a hook that is never called."""
         found = []
         for callback in self._callbacks:
             defined = [hook for hook in NOT_CALLED if _defines(callback, hook)]
             if defined:
                 found.append(f"callbacks: {_name(callback)}: never called here: {', '.join(defined)}")
         return found
-
-    def init_end(self) -> None:
-        self._call("on_init_end")
 
     def follow(self, rows: Callable[[], Iterable[Metrics]]) -> None:
         """Takes the state from the log of a run that starts or resumes; `rows` reads the log."""
@@ -131,22 +127,22 @@ class Callbacks:
         self.stopped_by = ""
         if self._control is not None:
             self._control.should_training_stop = False
-        self._call("on_train_begin")
+        self.call("on_train_begin")
 
     def step_begin(self) -> None:
         if not self._in_epoch:
             self._in_epoch = True
-            self._call("on_epoch_begin")
+            self.call("on_epoch_begin")
         if self._control is not None:
             self._control.should_evaluate = self._control.should_save = self._control.should_log = False
-        self._call("on_step_begin")
+        self.call("on_step_begin")
 
     def step_end(self, step: int, metrics: Metrics) -> None:
         if self._state is None:
             return
         epoch = int(self._state.epoch)
         self._advance(step, metrics)
-        self._call("on_step_end")
+        self.call("on_step_end")
         if int(self._state.epoch) > epoch:
             self._epoch_end()
         self.log(metrics)
@@ -156,7 +152,7 @@ class Callbacks:
         logs = self._add_to_history(metrics)
         if self._control is not None:
             self._control.should_log = False
-        self._call("on_log", logs=logs)
+        self.call("on_log", logs=logs)
 
     def evaluated(self, metrics: Metrics) -> None:
         if self._state is None:
@@ -164,7 +160,7 @@ class Callbacks:
         self.log(metrics)
         if self._control is not None:
             self._control.should_evaluate = False
-        self._call("on_evaluate", metrics=with_trl_names(metrics))
+        self.call("on_evaluate", metrics=with_trl_names(metrics))
         # After the hook, as in transformers: EarlyStoppingCallback compares with the best before.
         self._compare_with_best(metrics)
 
@@ -173,25 +169,21 @@ class Callbacks:
         if self._control is not None:
             self._control.should_save = False
         if is_saved:
-            self._call("on_save")
+            self.call("on_save")
 
     def train_end(self) -> None:
         self._epoch_end()
-        self._call("on_train_end")
-
-    def push_begin(self) -> None:
-        self._call("on_push_begin")
+        self.call("on_train_end")
 
     def release(self) -> None:
-        """Drops the references to the model and its parts."""
         self._parts = dict.fromkeys(self._parts)
 
     def _epoch_end(self) -> None:
         if self._in_epoch:
             self._in_epoch = False
-            self._call("on_epoch_end")
+            self.call("on_epoch_end")
 
-    def _call(self, hook: str, **more: Any) -> None:
+    def call(self, hook: str, **more: Any) -> None:
         for callback in list(self._callbacks):
             stopped = self.should_stop
             result = self._call_one(callback, hook, more)

@@ -43,7 +43,6 @@ _DISPLAY = ("start", "phase", "step", "note", "finish", "__enter__", "__exit__")
 
 
 def refuse_unknown(function: Callable[..., Any], unknown: Mapping[str, Any], of: str) -> None:
-    """Raises UserError for keyword arguments that the function does not name."""
     known = [name for name in inspect.signature(function).parameters if name not in ("self", "unknown")]
     for name in unknown:
         close = next((other for other in _OTHER_NAMES.get(name, ()) if other in known), None) or nearest(name, known)
@@ -63,7 +62,6 @@ def check_arguments(**arguments: Any) -> None:
 
 
 def refuse_arguments(**arguments: Any) -> None:
-    """Raises UserError for an argument in `REFUSED` that is not left out."""
     for name, value in arguments.items():
         empty = value is None or (isinstance(value, tuple | list) and all(one is None for one in value))
         if not empty:
@@ -102,7 +100,6 @@ def _with_model(function: Any, processing_class: Any) -> Any:
 
 
 def refuse_processor(processing_class: Any) -> None:
-    """Raises UserError for the processor of a vision model."""
     if hasattr(processing_class, "image_processor") or hasattr(processing_class, "feature_extractor"):
         raise UserError(
             f"processing_class: {type(processing_class).__name__} is a processor of images or audio, which are not "
@@ -174,10 +171,7 @@ def _are_factories(value: Any) -> bool:
     return callable(value)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
+_TEXT = (lambda value: isinstance(value, str), "a string")
 _A_TOKENIZER = (_has(_TOKENIZER), "a tokenizer (transformers' AutoTokenizer.from_pretrained loads one)")
 _RESUME = (lambda value: isinstance(value, bool) or _is_path(value), "True, False or the path of a checkpoint")
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
@@ -198,9 +192,9 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "path": (_is_path, "a path"),
     "resume": _RESUME,
     "resume_from_checkpoint": _RESUME,
-    "repo_id": (_is_text, "a string"),
-    "commit_message": (_is_text, "a string"),
-    "revision": (_is_text, "a string"),
+    "repo_id": _TEXT,
+    "commit_message": _TEXT,
+    "revision": _TEXT,
     "display": (_has(_DISPLAY), "a display (dapo_rl.runs.display.Display)"),
 }
 """For each argument: whether a value can be one, and what is expected."""

@@ -18,13 +18,12 @@ from typing import Any
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shown
 from dapo_rl.compat.trl.check_arguments import function_list
-from dapo_rl.config import PRESETS, Config, SourceSettings
+from dapo_rl.config import PRESETS, Config, SourceSettings, TrainSettings
 from dapo_rl.config.peers import LIBRARIES, leaves, reason
 from dapo_rl.config.peers.values import written
 from dapo_rl.config.recipe import nested, put, read_recipe
 from dapo_rl.convert.draft import ConvertedSetting, Draft
 from dapo_rl.convert.trl import derive_evaluation, derive_updates, trl_importance
-from dapo_rl.convert.turns import trl_turns
 from dapo_rl.data.rows import Rows
 from dapo_rl.data.sources import as_sources, choose_splits, open_rows
 from dapo_rl.errors import UserError
@@ -78,7 +77,6 @@ def read_grpo_config(
         draft.carry_over()
         _refuse(draft, args)
         _derive(draft, args, count_rows)
-        trl_turns(draft)
         if several_turns:
             _derive_turns(draft.settings)
         draft.finish()
@@ -192,8 +190,6 @@ def _derive(draft: Draft, args: Any, count_rows: Callable[[], int | None]) -> No
     if clips_higher:
         del settings["algo.clip_high"]
     derive_evaluation(draft)
-    if settings.get("train.min_lr_share") == 0:
-        settings["train.min_lr_share"] = _last_rate(draft)
     if not args.bf16 and "model.dtype" not in settings:
         settings["model.dtype"] = "float32"
     if _name(args.eval_strategy) == "epoch":
@@ -217,11 +213,10 @@ _RESULTS_COUNT = (
 )
 
 
-def _last_rate(draft: Draft) -> float:
+def _last_rate(train: TrainSettings) -> float:
     """The rate of TRL's last update as a share of the first. It decays to 0 after that update; here, in the last."""
-    settings = draft.settings
-    steps = max(1, settings["train.steps"] - settings.get("train.warmup_steps", 0))
-    if settings["train.lr_schedule"] == "cosine":
+    steps = max(1, train.steps - train.warmup_steps)
+    if train.lr_schedule == "cosine":
         return (1 + math.cos(math.pi * (steps - 1) / steps)) / 2
     return float(1 / steps)
 
@@ -291,6 +286,9 @@ def script_settings(
     for key, value in over.items():
         put(result, key, value)
     chosen = Config.build(result)
+    if moved.settings.get("train.min_lr_share") == 0 and "min_lr_share" not in over.get("train", {}):
+        put(result, "train.min_lr_share", _last_rate(chosen.train))
+        chosen = Config.build(result)
     notes = (techniques_line(chosen), *moved.notes, *_overridden(moved, over))
     run_dir = None if args.output_dir in (None, "", "trainer_output") else args.output_dir
     return Script(chosen, notes, run_dir, args.reward_weights, args.push_to_hub)
@@ -348,7 +346,6 @@ def _under(moved: Moved, over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _overridden(moved: Moved, over: Mapping[str, Any]) -> list[str]:
-    """A note on the fields that `config` overrides."""
     replaced = [
         f"{key}={written(value)} ({moved.fields[key]} gives {written(moved.settings[key])})"
         for key, value in leaves("", over)

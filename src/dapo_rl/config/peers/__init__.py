@@ -10,7 +10,8 @@ pattern. The entry of a setting is its counterpart here, or a mapping of:
 
 - `to`, the counterpart, with `by`, a conversion of `values.py`, or with `values`, a table or a list of equal names, and
   `otherwise`, the reason that other values have no counterpart (`learns: false`: learning does not depend on it);
-- `joint`, a counterpart whose value follows from several settings; `alone` converts the setting on its own, for hints;
+- `joint`, a counterpart whose value follows from several settings; `alone` converts the setting on its own, for hints,
+  and `loss` is the loss that it is an option of;
 - `mapping`, a counterpart that is a mapping, whose keys are carried over one by one;
 - `note`, a remark.
 
@@ -36,8 +37,6 @@ _Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting of another library."""
-
     ours: str | None = None
     """The setting here; None: it has no counterpart."""
     convert: Conversion | None = None
@@ -49,6 +48,8 @@ class Setting:
     """Without a counterpart: whether learning depends on it."""
     mapping: bool = False
     """`ours` is a mapping, and the last part of a key there is a key of it."""
+    loss: str = ""
+    """The loss that it is an option of, if it is one."""
     off: tuple[Any, ...] = ()
     """Values at which a setting without a counterpart does nothing."""
 
@@ -137,8 +138,9 @@ def _entries(section: Mapping[str, Any]) -> Iterator[tuple[str, Setting]]:
             yield keys, Setting(entry)
         else:
             ours = entry.get("to") or entry.get("joint") or entry["mapping"]
-            note = reason(entry.get("note", ""))
-            yield keys, Setting(ours, _conversion(entry), note, joint="joint" in entry, mapping="mapping" in entry)
+            note, loss = reason(entry.get("note", "")), entry.get("loss", "")
+            joint, mapping = "joint" in entry, "mapping" in entry
+            yield keys, Setting(ours, _conversion(entry), note, joint=joint, mapping=mapping, loss=loss)
 
 
 def _conversion(entry: Mapping[str, Any]) -> Conversion | None:

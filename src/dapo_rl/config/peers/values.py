@@ -107,6 +107,7 @@ CONVERSIONS: dict[str, Conversion] = {
     "zero_if_null": lambda value: value or 0.0,
     "one_if_null": lambda value: 1.0 if value is None else value,
     "two_if_null": lambda value: 2 if value is None else value,
+    "one_more": lambda value: value + 1,
     "listed": lambda value: [value] if isinstance(value, str) else value or [],
     "mapping_if_null": lambda value: {} if value is None else value,
     "null_unless_positive": lambda value: _unless_positive(None, value),

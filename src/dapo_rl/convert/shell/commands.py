@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from dapo_rl.convert.shell.conditions import Block, both, either, holds, matches_any, opposite, status_of
 from dapo_rl.convert.shell.words import LONGEST_WORD, OF_FUNCTION, ShellVariables, Word, WordReader, limit_words
+from dapo_rl.errors import UserError
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?=)")
 _OPERATOR = re.compile(r";;&|;;|;&|&&|\|\||\|&|[\n;&|()]")
@@ -29,6 +32,8 @@ _FUNCTION_NAME = re.compile(r"[ \t]*[\w.-]*[ \t]*(\([ \t]*\))?")
 _IN, _ESAC = re.compile(r"in(?=\s)"), re.compile(r"esac(?=[\s;&|()<>]|$)")
 _IN_BRACKETS = re.compile(r"&&|\|\||[()<>;&|]")
 _DECLARING = {"export", "local", "readonly", "declare", "typeset"}
+_MOST_LEVELS = 3
+"""Of `eval` in `eval`."""
 _SOMETIMES = "it is set in a condition or a loop"
 
 
@@ -54,9 +59,9 @@ class _Line:
 class ShellReader(WordReader):
     """A pass over the text of a script. Variables are set in the order of the text."""
 
-    def __init__(self, text: str, variables: ShellVariables, seen: Collection[str] = ()) -> None:
+    def __init__(self, text: str, variables: ShellVariables, seen: Collection[str] = (), level: int = 0) -> None:
         super().__init__(text, variables)
-        self._seen = seen
+        self._seen, self._level = seen, level
         self._blocks = [Block("script")]
         self._line = _Line()
         self._found: list[ShellCommand] = []
@@ -122,7 +127,24 @@ class ShellReader(WordReader):
                 values |= {name: value for name, (value, _) in line.assigned.items()}
                 known = {name: value for name, value in values.items() if isinstance(value, Word)}
                 self._found.append(ShellCommand(tuple(line.words), known))
+                self._read_inner(line)
             block.finish(status_of(line.words))
+
+    def _read_inner(self, line: _Line) -> None:
+        """Reads the commands of `eval "…"`, or of `bash -c "…"`, which sets its variables for itself alone."""
+        words = [word.text for word in line.words]
+        is_eval = words[0] == "eval"
+        start = 1 if is_eval else next((at + 2 for at, pair in enumerate(pairwise(words)) if _is_shell(*pair)), 0)
+        if not start or self._level == _MOST_LEVELS:
+            return
+        text = " ".join(words[start:] if is_eval else words[start : start + 1])
+        variables = self._variables
+        if not is_eval or not self._blocks[-1].runs:
+            variables = ShellVariables(variables | {name: value for name, (value, _) in line.assigned.items()})
+            variables.size = self._variables.size
+        with suppress(UserError):  # not a script
+            self._found += ShellReader(text, variables, self._seen, self._level + 1).commands()
+        self._variables.size = variables.size
 
     def _change(self, command: str, words: Sequence[str]) -> None:
         """Forgets the variables that a command changes."""
@@ -294,6 +316,10 @@ class ShellReader(WordReader):
             match = re.compile(rf"^\t*{re.escape(end)}[ \t]*$", re.MULTILINE).search(self._text, self._at)
             self._at = match.end() if match else len(self._text)
         self._here_documents.clear()
+
+
+def _is_shell(word: str, option: str) -> bool:
+    return word.rpartition("/")[2] in ("bash", "sh", "zsh") and re.fullmatch(r"-[a-z]*c", option) is not None
 
 
 def _appended(old: Word | list[Word] | None, new: Word | list[Word]) -> Word | list[Word]:

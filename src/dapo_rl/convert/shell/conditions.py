@@ -57,11 +57,9 @@ class Block:
 
     @property
     def runs(self) -> bool | None:
-        """Whether the next command runs."""
         return both(self.outer, both(self.branch, self.following))
 
     def finish(self, status: bool | None) -> None:
-        """Records whether a command succeeded."""
         if self.negated:
             status, self.negated = opposite(status), False
         if self.following is True:
@@ -89,7 +87,6 @@ class Block:
 
 
 def matches_any(subject: Word, patterns: Sequence[Word]) -> bool | None:
-    """Whether `case` takes a branch."""
     found: bool | None = False
     for pattern in patterns:
         if pattern.text == "*" and not pattern.unknown:
@@ -105,7 +102,6 @@ def _matches(subject: Word, pattern: Word) -> bool | None:
 
 
 def status_of(words: Sequence[Word]) -> bool | None:
-    """Whether a command succeeds."""
     name, rest = words[0].text, list(words[1:])
     if name in _SUCCEED:
         return True

@@ -7,7 +7,7 @@ help: it takes the # of `dataset#1000` for a comment, and expands nothing.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from dapo_rl.base.quote import shown
@@ -51,24 +51,13 @@ class ShellVariables(dict[str, "Word | list[Word]"]):
             raise UserError(f"the script expands to more than {MOST_TEXT >> 20} MiB")
 
 
-@dataclass(slots=True)
-class _Words:
-    """Words while they are put together from pieces."""
-
-    done: list[Word] = field(default_factory=list)
-    current: Word | None = None
-
-    def add(self, *pieces: Word) -> None:
-        """Continues the current word with the first piece; each further one begins a word."""
-        for number, piece in enumerate(pieces):
-            if number and self.current is not None:
-                self.done.append(self.current)
-                limit_words(len(self.done))
-                self.current = None
-            self.current = piece if self.current is None else _join(self.current, piece)
-
-    def all(self) -> list[Word]:
-        return self.done if self.current is None else [*self.done, self.current]
+def _extend(words: list[Word], pieces: list[Word]) -> None:
+    """Continues the last word with the first piece; each further one begins a word."""
+    if words and pieces:
+        words[-1] = _join(words[-1], pieces[0])
+        pieces = pieces[1:]
+    words += pieces
+    limit_words(len(words))
 
 
 def _join(left: Word, right: Word) -> Word:
@@ -97,25 +86,25 @@ class WordReader:
         return self.joined(self._read("", splits=False))
 
     def _read(self, stops: str, splits: bool = True) -> list[Word]:
-        words = _Words()
+        words: list[Word] = []
         while self._at < len(self._text) and (character := self._text[self._at]) not in stops:
             if self._take(_CONTINUED):
                 continue
             if splits and self._take(_ARGUMENTS):
-                words.add(*self._arguments())
+                _extend(words, self._arguments())
             elif self._take(_ANSI_C):
                 text = self._literal("'")
-                words.add(Word(text, "$'…' is not evaluated" if "\\" in text else None))
+                _extend(words, [Word(text, "$'…' is not evaluated" if "\\" in text else None)])
             elif character in '$`"':
                 pieces = self._quoted() if character == '"' else self._expansion()
                 if not splits:
                     pieces = [self.joined(pieces)]
                 elif character != '"':  # without quotes, a value with spaces is several words
                     pieces = [part for piece in pieces for part in _split(piece)]
-                words.add(*pieces)
+                _extend(words, pieces)
             else:
-                words.add(Word(self._literal(character)))
-        return words.all()
+                _extend(words, [Word(self._literal(character))])
+        return words
 
     def _take(self, pattern: re.Pattern[str]) -> str:
         """The text at the current position that matches, if any; moves behind it."""
@@ -144,27 +133,27 @@ class WordReader:
     def _quoted(self) -> list[Word]:
         """Double quotes: one word, but an array stays several."""
         self._at += 1
-        words = _Words()
+        words: list[Word] = []
         vanished = False  # "$@" without arguments and "${empty[@]}" are no word; "" is one
         while self._at < len(self._text):
             character = self._text[self._at]
             if character == '"':
                 self._at += 1
-                return words.all() or ([] if vanished else [Word("")])
+                return words or ([] if vanished else [Word("")])
             if self._take(_CONTINUED):
                 continue
             if self._take(_ARGUMENTS):
-                words.add(*(pieces := self._arguments()))
+                _extend(words, pieces := self._arguments())
                 vanished |= not pieces
             elif character in "$`":
                 pieces = self._expansion()
                 vanished |= not pieces
-                words.add(*pieces)
+                _extend(words, pieces)
             elif plain := self._take(_PLAIN_IN_QUOTES):
-                words.add(Word(plain))
+                _extend(words, [Word(plain)])
             else:
                 self._at += 1 + (self._text[self._at + 1 : self._at + 2] in ('"', "\\", "$", "`"))
-                words.add(Word(self._text[self._at - 1]))
+                _extend(words, [Word(self._text[self._at - 1])])
         raise UserError("a quote is not closed")
 
     def _expansion(self) -> list[Word]:
