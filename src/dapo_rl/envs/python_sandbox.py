@@ -37,90 +37,31 @@ _MAX_PROCESSES = 32
 
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 """The kernel's number of the architecture, and its column in the tables below."""
-_NEW = {
-    name: (number, number)
-    for name, number in {
-        "pidfd_send_signal": 424,
-        "io_uring_setup": 425,
-        "io_uring_enter": 426,
-        "io_uring_register": 427,
-        "open_tree": 428,
-        "move_mount": 429,
-        "fsopen": 430,
-        "fsmount": 432,
-        "pidfd_open": 434,
-        "pidfd_getfd": 438,
-        "process_madvise": 440,
-        "mount_setattr": 442,
-        "memfd_secret": 447,
-        "fchmodat2": 452,
-        "setxattrat": 463,
-        "removexattrat": 466,
-        "file_setattr": 469,
-    }.items()
-}
-_DENIED: dict[str, tuple[int | None, int | None]] = {
-    "socket": (41, 198),
-    "fork": (57, None),
-    "vfork": (58, None),
-    "execve": (59, 221),
-    "execveat": (322, 281),
-    "tkill": (200, 130),
-    "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240),
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "kcmp": (312, 272),
-    "migrate_pages": (256, 238),
-    "move_pages": (279, 239),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "memfd_create": (319, 279),
-    "shmget": (29, 194),
-    "semget": (64, 190),
-    "msgget": (68, 186),
-    "mq_open": (240, 180),
-    "setpriority": (141, 140),
-    "ioprio_set": (251, 30),
-    "chmod": (90, None),
-    "fchmod": (91, 52),
-    "fchmodat": (268, 53),
-    "chown": (92, None),
-    "fchown": (93, 55),
-    "lchown": (94, None),
-    "fchownat": (260, 54),
-    "utime": (132, None),
-    "utimes": (235, None),
-    "futimesat": (261, None),
-    "utimensat": (280, 88),
-    "setxattr": (188, 5),
-    "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7),
-    "removexattr": (197, 14),
-    "lremovexattr": (198, 15),
-    "fremovexattr": (199, 16),
-    **_NEW,
-}
-_ON_ITSELF = {
-    "kill": (62, 129),
-    "tgkill": (234, 131),
-    "prlimit64": (302, 261),
-    "sched_setaffinity": (203, 122),
-    "sched_setscheduler": (144, 119),
-    "sched_setparam": (142, 118),
-    "sched_setattr": (314, 274),
-}
+
+
+def _calls(table: str) -> dict[str, list[int]]:
+    """The numbers of system calls for each architecture; 0 where there is no such call. Newer ones have one number."""
+    entries = (entry.split() for entry in table.split(","))
+    return {name: [int(number) for number in numbers] * (2 // len(numbers)) for name, *numbers in entries}
+
+
+_DENIED = _calls("""
+    socket 41 198, fork 57 0, vfork 58 0, execve 59 221, execveat 322 281, tkill 200 130, rt_sigqueueinfo 129 138,
+    rt_tgsigqueueinfo 297 240, ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, kcmp 312 272,
+    migrate_pages 256 238, move_pages 279 239, unshare 272 97, setns 308 268, mount 165 40, umount2 166 39,
+    pivot_root 155 41, chroot 161 51, add_key 248 217, request_key 249 218, keyctl 250 219, bpf 321 280,
+    perf_event_open 298 241, userfaultfd 323 282, memfd_create 319 279, shmget 29 194, semget 64 190, msgget 68 186,
+    mq_open 240 180, setpriority 141 140, ioprio_set 251 30, chmod 90 0, fchmod 91 52, fchmodat 268 53, chown 92 0,
+    fchown 93 55, lchown 94 0, fchownat 260 54, utime 132 0, utimes 235 0, futimesat 261 0, utimensat 280 88,
+    setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16,
+    pidfd_send_signal 424, io_uring_setup 425, io_uring_enter 426, io_uring_register 427, open_tree 428,
+    move_mount 429, fsopen 430, fsmount 432, pidfd_open 434, pidfd_getfd 438, process_madvise 440, mount_setattr 442,
+    memfd_secret 447, fchmodat2 452, setxattrat 463, removexattrat 466, file_setattr 469
+""")
+_ON_ITSELF = _calls("""
+    kill 62 129, tgkill 234 131, prlimit64 302 261, sched_setaffinity 203 122, sched_setscheduler 144 119,
+    sched_setparam 142 118, sched_setattr 314 274
+""")
 """Allowed if the first argument is the process itself, or 0 for those that are no signals."""
 _CLONE, _CLONE3, _CLONE_THREAD = (56, 220), 435, 0x10000
 
