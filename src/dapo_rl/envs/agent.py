@@ -197,14 +197,9 @@ class AgentEnvironment:
 
 def task_of(prompt: Prompt, seed: int) -> dict[str, Any]:
     """What an agent gets."""
-    messages = prompt.messages or ({"role": "user", "content": prompt.text},)
-    return {
-        "seed": seed,
-        **prompt.columns,
-        "prompt": messages[-1]["content"],
-        "messages": [dict(message) for message in messages],
-        "answer": prompt.answer,
-    }
+    messages = [dict(message) for message in prompt.conversation]
+    given = {"prompt": messages[-1]["content"], "messages": messages, "answer": prompt.answer}
+    return {"seed": seed, **prompt.columns, **given}
 
 
 def last_observation(reward: Any) -> Observation:

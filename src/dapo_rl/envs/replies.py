@@ -14,6 +14,7 @@ from typing import Any, Literal, get_args
 
 from dapo_rl.base.quote import TRACEBACK_LIMIT, describe, describe_traceback, shorten, shown
 from dapo_rl.data.tasks import is_task
+from dapo_rl.envs.opening import with_text
 from dapo_rl.envs.protocol import (
     AgentError,
     AssistantTurn,
@@ -193,23 +194,8 @@ def opening_of(prompt: Prompt, answer: Any) -> Opening:
         return answer
     if answer is not None and not isinstance(answer, str):
         raise InvalidAnswerError(f"open returned {type(answer).__name__}; return an Opening, a text or None")
-    return Opening(with_text(prompt_messages(prompt), answer or ""))
-
-
-def prompt_messages(prompt: Prompt) -> tuple[Mapping[str, Any], ...]:
-    if prompt.messages is not None:
-        return tuple(prompt.messages)
-    return () if is_task(prompt) else ({"role": "user", "content": prompt.text},)
-
-
-def with_text(messages: Sequence[Mapping[str, Any]], text: str) -> tuple[Mapping[str, Any], ...]:
-    """The messages with a text appended to the last one, if it is the user's."""
-    if not text:
-        return tuple(messages)
-    if messages and messages[-1].get("role") == "user" and isinstance(messages[-1].get("content"), str):
-        before = messages[-1]["content"]
-        return (*messages[:-1], {**messages[-1], "content": f"{before}{text}"})
-    return (*messages, {"role": "user", "content": text})
+    messages = () if is_task(prompt) and not prompt.messages else prompt.conversation
+    return Opening(with_text(messages, answer or ""))
 
 
 def observation_of(answer: Any) -> Observation:

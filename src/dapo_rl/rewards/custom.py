@@ -228,13 +228,13 @@ def signature_of(function: Callable[..., Any]) -> Literal["trl", "verl"] | None:
 
 def conversation(prompt: Prompt, sample: Trajectory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The messages before the first turn, and those from it on, as a function may change them."""
-    asked: Sequence[Mapping[str, Any]] = prompt.messages or ({"role": "user", "content": prompt.text},)
+    asked = list(map(dict, prompt.conversation))
     if sample.episode:
         begun = sample.episode.get("opening", 0)
         whole = copy.deepcopy(list(sample.episode.get("messages", ())))
-        return whole[:begun] or list(map(dict, asked)), whole[begun:]
+        return whole[:begun] or asked, whole[begun:]
     said = copy.deepcopy(list(sample.messages)) or [{"role": "assistant", "content": sample.text}]
-    return list(map(dict, asked)), said  # type: ignore[return-value]
+    return asked, said  # type: ignore[return-value]
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:
