@@ -243,9 +243,9 @@ def test_tools_besides_the_methods():
 
 def test_asynchronous_methods():
     env = TRLEnvironment(Judged)
-    assert all(inspect.iscoroutinefunction(method) for method in (env.open, env.step, env.result, env.close))
-    assert not inspect.iscoroutinefunction(TRLEnvironment(IncrementEnv).step)
-    assert inspect.iscoroutinefunction(TRLEnvironment({"a": IncrementEnv, "b": Judged}).step)
+    assert env.is_async
+    assert not TRLEnvironment(IncrementEnv).is_async
+    assert TRLEnvironment({"a": IncrementEnv, "b": Judged}).is_async
 
     async def play():
         opening = await env.open(prompt(), seed=1)
@@ -281,8 +281,8 @@ def test_an_asynchronous_tool_besides_synchronous_methods():
     env = TRLEnvironment(IncrementEnv, [wait])
 
     async def play():
-        await env.open(prompt(), seed=1)
-        return await env.step(calls("wait", seconds=0.0)), await env.step(END)
+        env.open(prompt(), seed=1)
+        return await env.step(calls("wait", seconds=0.0)), env.step(END)
 
     answer, last = asyncio.run(play())
     assert answer.messages[0]["content"] == "waited"

@@ -29,10 +29,8 @@ class Factory:
         """Its class, which says whether it is asynchronous, stateless and deterministic."""
         self.tools: Sequence[ToolSchema] = ()
         """The tools of all episodes, where they are known before one begins."""
-        self.blocks = False
-        """Whether it is asynchronous in part only: a call can then block an event loop."""
-        self.deterministic = False
-        """Whether the environments it makes are deterministic, where their class does not say it of all."""
+        self.is_async = self.deterministic = False
+        """Whether the environments it makes are, where their class does not say it of all."""
         self._arguments, self._options = arguments, options
 
     def __call__(self) -> Any:
@@ -169,16 +167,16 @@ def _with_options(kind: Callable[..., Any], settings: EnvSettings) -> Factory:
 
 
 def _of_tools(settings: EnvSettings, tools: Sequence[Any]) -> Factory:
-    from dapo_rl.envs.tools import Tool, load_tools, tools_environment
+    from dapo_rl.envs.tools import Tool, ToolsEnvironment, load_tools
 
     loaded = load_tools([*settings.tools, *tools])
     if settings.mcp:
         from dapo_rl.envs.mcp_tools import mcp_tools
 
         loaded += [Tool(each.name, each.schema, each) for server in settings.mcp for each in mcp_tools(server)]
-    environment = tools_environment(loaded)
-    factory = Factory(type(environment), loaded)
-    factory.tools, factory.blocks = environment.schemas, environment.blocks
+    environment = ToolsEnvironment(loaded)
+    factory = Factory(ToolsEnvironment, loaded)
+    factory.tools, factory.is_async = environment.schemas, environment.is_async
     factory.deterministic = environment.deterministic
     return factory
 

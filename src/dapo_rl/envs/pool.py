@@ -67,14 +67,15 @@ class EnvironmentPool:
     """The environments of a run. `factory` makes the environment of an episode; all its methods return futures."""
 
     def __init__(self, factory: Callable[[], Any], settings: EnvSettings, name: str = "environment") -> None:
-        kind = getattr(factory, "environment", factory)
+        kind: Any = getattr(factory, "environment", factory)
         self.name, self.settings = name, settings
         self.tools: Sequence[ToolSchema] = getattr(factory, "tools", ())
         self.deterministic = declares(factory, "deterministic")
         self.stateless = declares(factory, "stateless")
         self.takes_tokens = declares(factory, "takes_tokens")
         self.has_state = declares(factory, "has_state")
-        self.is_async = is_async(kind) and not getattr(factory, "blocks", False)
+        has_coroutines = any(inspect.iscoroutinefunction(getattr(kind, method, None)) for method in ("open", "step"))
+        self.is_async = has_coroutines or declares(factory, "is_async")
         self._opens = hasattr(kind, "open")
         at_work = AtWork(settings.workers or 1) if self.is_async else None
         service = environment_service(factory, name, settings, self.stateless, at_work)
@@ -127,11 +128,6 @@ def declares(factory: Callable[[], Any], name: str) -> bool:
     """Whether the environments of a factory say that they are, for example, `deterministic`: the factory says it, or
     their class."""
     return bool(getattr(factory, name, False) or getattr(getattr(factory, "environment", factory), name, False))
-
-
-def is_async(kind: Any) -> bool:
-    """Whether an environment's methods are coroutine functions."""
-    return any(inspect.iscoroutinefunction(getattr(kind, name, None)) for name in ("open", "step"))
 
 
 def _close(calls: SharedProcesses | SharedLoops, supervisor: Supervisor, run: int) -> None:
