@@ -18,7 +18,7 @@ from dapo_rl.choices import REWARD_MODEL, is_judge, is_reward_model
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.environment_view import environment_views
-from dapo_rl.rewards.logbook import LONGEST_NAME, Logbook
+from dapo_rl.rewards.logbook import LONGEST_NAME, Logbook, with_metrics
 from dapo_rl.rewards.trainer_state import AT_START, RewardState
 from dapo_rl.rewards.validation import failure, fault_of_score, kind_of, limit_of, name_of
 from dapo_rl.types import Loggable, Prompt, RewardPart, Trajectory, Verdict, VerdictStatus
@@ -105,7 +105,7 @@ class CustomVerifier:
             self._alone(nothing if verdict is None else verdict, begun.log.extra(index))
             for index, verdict in enumerate(begun.verdicts())
         ]
-        return with_metrics(verdicts, begun.log.metrics)
+        return with_metrics(verdicts, [begun.log.metrics])
 
     def _alone(self, verdict: Verdict, extra: Mapping[str, Loggable]) -> Verdict:
         parts = () if verdict.failed else (RewardPart(self.name, verdict.score),)
@@ -196,8 +196,7 @@ class CustomVerifier:
                 raise TypeError(f"{type(score).__name__} is not a number")
             if fault := fault_of_score(score):
                 raise ValueError(fault)
-            threshold = DEFAULT_THRESHOLD if self.settings.threshold is None else self.settings.threshold
-            by_score = score if isinstance(score, bool) else score > threshold
+            by_score = score if isinstance(score, bool) else score > threshold_of(self.settings)
             correct = bool(by_score if accuracy is None else accuracy)
             status: VerdictStatus = "correct" if correct else "wrong"
             return Verdict(float(score), correct, status, answer if isinstance(answer, str) else None)
@@ -235,6 +234,10 @@ def conversation(prompt: Prompt, sample: Trajectory) -> tuple[list[dict[str, Any
         return whole[:begun] or asked, whole[begun:]
     said = copy.deepcopy(list(sample.messages)) or [{"role": "assistant", "content": sample.text}]
     return asked, said  # type: ignore[return-value]
+
+
+def threshold_of(settings: RewardSettings) -> float:
+    return DEFAULT_THRESHOLD if settings.threshold is None else settings.threshold
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:
@@ -286,8 +289,3 @@ def wait_for(begun: Sequence[Calls]) -> None:
     # An event loop is already running in this thread, as in a notebook.
     with ThreadPoolExecutor(max_workers=1) as pool:
         pool.submit(asyncio.run, complete_all()).result()
-
-
-def with_metrics(verdicts: list[Verdict], metrics: Mapping[str, tuple[float, int]]) -> list[Verdict]:
-    """The verdicts of a call, the first of them with the metrics that the call logged."""
-    return [replace(verdicts[0], metrics=metrics), *verdicts[1:]] if metrics and verdicts else verdicts

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.config import RewardSettings
-from dapo_rl.rewards.combined import CombinedVerifier, checked_weights, limited, with_all_metrics
-from dapo_rl.rewards.validation import trait
+from dapo_rl.rewards.combined import CombinedVerifier, checked_weights
+from dapo_rl.rewards.custom import threshold_of
+from dapo_rl.rewards.logbook import limited, with_metrics
 from dapo_rl.types import Drops, Pending, Prompt, RewardPart, Trajectory, Verdict, Verifier
 
 AGREE_WITH = "agree_with."
@@ -20,6 +21,7 @@ AGREE_WITH = "agree_with."
 class Served:
     """A verifier that must exist once. What a run tells it, it may ignore."""
 
+    settings: RewardSettings
     name = ""
     """Of its curve."""
     needs_answer = False
@@ -31,6 +33,12 @@ class Served:
 
     def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
         return list(self.submit(prompt, samples).result())
+
+    def scored(self, score: float) -> Verdict:
+        """Correct if the score is above `reward.threshold`."""
+        correct = score > threshold_of(self.settings)
+        parts = (RewardPart(self.name, score),)
+        return Verdict(score, correct, "correct" if correct else "wrong", parts=parts)
 
     def begin(self, directory: Path) -> None:
         """A run begins, or continues, in its directory."""
@@ -55,16 +63,10 @@ class AsScore:
 
     def __init__(self, rule: Verifier) -> None:
         self._rule = rule
-        self.needs_answer = trait(rule, "needs_answer")
-        self.per_sample, self.text_only = trait(rule, "per_sample"), trait(rule, "text_only")
 
-    def warm_up(self) -> None:
-        if own := getattr(self._rule, "warm_up", None):
-            own()
-
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        if own := getattr(self._rule, "check", None):
-            own(prompts)
+    def __getattr__(self, name: str) -> Any:
+        """What else the rule has: its traits, and how it warms up and checks prompts."""
+        return getattr(self._rule, name)
 
     def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
         return [
@@ -128,7 +130,7 @@ class MixedVerifier:
             for own, *others in zip(of_workers, *served.values(), strict=True)
         ]
         metrics = [verdict.metrics for opinion in (local or (), *served.values()) for verdict in opinion]
-        return with_all_metrics(verdicts, metrics)
+        return with_metrics(verdicts, metrics)
 
     def _joined(self, local: Verdict | None, served: Mapping[str, Verdict]) -> Verdict:
         parts = {} if local is None else {part.name: part.score for part in local.parts}

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from dapo_rl.errors import UserError, VerifierStopError
-from dapo_rl.rewards.judge.client import JudgeReply
-from dapo_rl.rewards.judge.verifier import JudgeCounts, JudgeVerifier, Mark
+from dapo_rl.rewards.judge.verifier import JudgeCounts, JudgeReply, JudgeVerifier, Mark
 
 
 class JudgingPolicy(Protocol):
@@ -76,10 +75,8 @@ class PolicyJudge(JudgeVerifier):
     def take(self, question: JudgeQuestion, reply: JudgeReply) -> Mark | None:
         """The mark of a reply; None: the question is asked again."""
         assert self._policy is not None
-        self._count(JudgeCounts(seconds=time.monotonic() - question.since))
-        mark = self._mark(reply.text)
-        self._count(JudgeCounts(tokens=reply.tokens))
-        self._record.end_call(question.key, None if mark.fault else reply.text, reply.tokens)
+        self._count(JudgeCounts(tokens=reply.tokens, seconds=time.monotonic() - question.since))
+        mark = self._take_reply(question.key, reply)
         if mark.fault and self.judge.is_random and question.attempt < self.judge.retries:
             self._policy.ask(replace(question, attempt=question.attempt + 1))
             return None
