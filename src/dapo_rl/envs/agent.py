@@ -32,6 +32,7 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from dapo_rl.base.load import load_function, spec_of
@@ -152,7 +153,7 @@ class AgentEnvironment:
         except InvalidAnswerError as error:
             raise AgentError(f"env.agent: {self.name}: {error}") from None
         except BaseException as error:
-            raise AgentError(f"env.agent: {self.name}: {describe(error)}") from error
+            raise self._failure(error) from error
 
     async def _run(self, task: dict[str, Any]) -> Any:
         try:
@@ -163,36 +164,28 @@ class AgentEnvironment:
                     return await self._agent(task, client)
             return await self._run_in_thread(self._agent, task)
         except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop, with the episodes of others
-            raise AgentError(f"env.agent: {self.name}: {describe(error)}") from error
+            raise self._failure(error) from error
 
     async def _run_in_thread(self, function: Callable[..., Any], task: dict[str, Any]) -> Any:
         """A thread of its own: those of a pool could all be taken by agents that wait, and would keep a process alive
         that ends."""
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[Any] = loop.create_future()
+        result: Future[Any] = Future()
+        result.set_running_or_notify_cancel()
 
-        def tell(value: Any, error: BaseException | None) -> None:
-            if result.done():
-                return
-            if error is None:
-                result.set_result(value)
-            else:
-                failure = AgentError(f"env.agent: {self.name}: {describe(error)}")
+        def work() -> None:
+            try:
+                with _client("OpenAI", self._endpoint, self._secret) as client:
+                    result.set_result(function(task, client))
+            except BaseException as error:
+                failure = self._failure(error)
                 failure.__cause__ = error
                 result.set_exception(failure)
 
-        def work() -> None:
-            value, failed = None, None
-            try:
-                with _client("OpenAI", self._endpoint, self._secret) as client:
-                    value = function(task, client)
-            except BaseException as error:
-                failed = error
-            with contextlib.suppress(RuntimeError):  # the loop may have been closed
-                loop.call_soon_threadsafe(tell, value, failed)
-
         threading.Thread(target=work, name="agent", daemon=True).start()
-        return await result
+        return await asyncio.wrap_future(result)
+
+    def _failure(self, error: BaseException) -> AgentError:
+        return AgentError(f"env.agent: {self.name}: {describe(error)}")
 
 
 def task_of(prompt: Prompt, seed: int) -> dict[str, Any]:

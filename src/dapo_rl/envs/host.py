@@ -7,9 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from dapo_rl.envs.protocol import (
-    Observation,
-)
+from dapo_rl.envs.protocol import Observation
 from dapo_rl.envs.replies import GoneError, Operation, Result, failure_of, observation_of, opening_of
 from dapo_rl.types import Prompt
 

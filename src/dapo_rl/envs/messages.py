@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any
 
 from dapo_rl.base.quote import one_line, shown
-from dapo_rl.envs.protocol import Message, ToolSchema
+from dapo_rl.envs.protocol import Message, ToolSchema, tool_call
 from dapo_rl.envs.tool_syntax import Parsed
 from dapo_rl.errors import UserError
 
@@ -68,8 +68,7 @@ class ToolCheck:
         self._fine |= names
 
     def _is_read_back(self, name: str) -> bool:
-        call = {"id": "call00000", "type": "function", "function": {"name": name, "arguments": {}}}
-        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+        turn = {"role": "assistant", "content": "", "tool_calls": [tool_call("call00000", name, {})]}
         result = {"role": "tool", "name": name, "tool_call_id": "call00000", "content": ""}
         try:
             before = self._render_ids([QUESTION], [PROBE])

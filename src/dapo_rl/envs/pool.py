@@ -15,13 +15,13 @@ import inspect
 import itertools
 import os
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from dapo_rl.config import EnvSettings
-from dapo_rl.envs.event_loop import AtWork
+from dapo_rl.envs.event_loop import calls_at_work
 from dapo_rl.envs.protocol import AssistantTurn, ToolSchema
 from dapo_rl.envs.replies import Result, opening_of, seen_turn
 from dapo_rl.envs.service import environment_service
@@ -31,53 +31,56 @@ from dapo_rl.types import Prompt
 from dapo_rl.workers import Supervisor
 
 
-class Environments(Protocol):
-    """The environments of a run, by the names of episodes. Calls return futures of results, or raise a UserError."""
+class Environments(ABC):
+    """The environments of a run, by the names of episodes. Calls return futures of results, or raise a UserError.
+    `factory` makes the environment of an episode."""
 
-    deterministic: bool
-    takes_tokens: bool
-    """Whether turns are given with their tokens."""
-    has_state: bool
-    """Whether the last observation of an episode has a state for reward functions."""
-    tools: Sequence[ToolSchema]
-    """The tools of all episodes, where they are known before one begins."""
+    def __init__(self, factory: Callable[[], Any], name: str) -> None:
+        self.name = name
+        self.tools: Sequence[ToolSchema] = getattr(factory, "tools", ())
+        """The tools of all episodes, where they are known before one begins."""
+        self.deterministic = declares(factory, "deterministic")
+        self.takes_tokens = declares(factory, "takes_tokens")
+        """Whether turns are given with their tokens."""
+        self.has_state = declares(factory, "has_state")
+        """Whether the last observation of an episode has a state for reward functions."""
+        self._keys = itertools.count()
 
     def new_key(self) -> str:
         """The name of a new episode."""
-        ...
+        return f"episode-{next(self._keys)}"
 
+    @abstractmethod
     def open(self, key: str, prompt: Prompt, seed: int) -> Future[Result]: ...
 
+    @abstractmethod
     def step(self, key: str, turn: AssistantTurn) -> Future[Result]: ...
 
+    @abstractmethod
     def result(self, key: str) -> Future[Result]:
         """The last reward of an episode that a limit ends."""
-        ...
 
+    @abstractmethod
     def close_episodes(self, keys: Collection[str]) -> None:
         """Ends episodes, whether they have ended or not."""
-        ...
 
+    @abstractmethod
     def close(self) -> None:
         """Ends all processes."""
-        ...
 
 
-class EnvironmentPool:
-    """The environments of a run. `factory` makes the environment of an episode; all its methods return futures."""
+class EnvironmentPool(Environments):
+    """The environments of a run in processes of this host."""
 
     def __init__(self, factory: Callable[[], Any], settings: EnvSettings, name: str = "environment") -> None:
+        super().__init__(factory, name)
+        self.settings = settings
         kind: Any = getattr(factory, "environment", factory)
-        self.name, self.settings = name, settings
-        self.tools: Sequence[ToolSchema] = getattr(factory, "tools", ())
-        self.deterministic = declares(factory, "deterministic")
         self.stateless = declares(factory, "stateless")
-        self.takes_tokens = declares(factory, "takes_tokens")
-        self.has_state = declares(factory, "has_state")
         has_coroutines = any(inspect.iscoroutinefunction(getattr(kind, method, None)) for method in ("open", "step"))
         self.is_async = has_coroutines or declares(factory, "is_async")
         self._opens = hasattr(kind, "open")
-        at_work = AtWork(settings.workers or 1) if self.is_async else None
+        at_work = calls_at_work(settings.workers or 1) if self.is_async else None
         service = environment_service(factory, name, settings, self.stateless, at_work)
         self._supervisor = Supervisor(service)  # before any threads start
         self._calls: SharedLoops | SharedProcesses
@@ -85,11 +88,7 @@ class EnvironmentPool:
             self._calls = SharedLoops(self._supervisor, settings, at_work)
         else:
             self._calls = SharedProcesses(self._supervisor, settings, self.stateless, self.deterministic)
-        self._keys = itertools.count()
         self._close = weakref.finalize(self, _close, self._calls, self._supervisor, os.getpid())
-
-    def new_key(self) -> str:
-        return f"episode-{next(self._keys)}"
 
     def open(self, key: str, prompt: Prompt, seed: int) -> Future[Result]:
         if not self._opens:
@@ -118,9 +117,7 @@ class EnvironmentPool:
     def __enter__(self) -> EnvironmentPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -77,11 +77,13 @@ class AssistantTurn:
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
         if self.tool_calls:
-            message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
-                for call in self.tool_calls
-            ]
+            message["tool_calls"] = [tool_call(call.id, call.name, dict(call.arguments)) for call in self.tool_calls]
         return message
+
+
+def tool_call(number: str, name: str, arguments: Any) -> dict[str, Any]:
+    """A tool call in OpenAI's form."""
+    return {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import Any
 from dapo_rl.base.quote import one_line
 from dapo_rl.data.chat import encode, one_thread
 from dapo_rl.envs.messages import PROBE, QUESTION, ToolCheck, plain_message, rejected
-from dapo_rl.envs.protocol import Message, ToolCall, ToolSchema
+from dapo_rl.envs.protocol import Message, ToolCall, ToolSchema, tool_call
 from dapo_rl.envs.template_format import TemplateFormat
 from dapo_rl.envs.tool_syntax import Parsed, decoded_text, end_ids, packaged_call, tool_syntax
 
@@ -165,7 +165,7 @@ def _probes() -> list[Probe]:
     answer: Message = {"role": "assistant", "content": "It means\n\nthis."}
     thought: Message = {**answer, "reasoning_content": "Hm.\nYes."}
     arguments = {"word": 'a "b"', "é": [1, 2.5, None, True]}
-    calls = [{"id": "call00000", "type": "function", "function": {"name": "look_up", "arguments": arguments}}]
+    calls = [tool_call("call00000", "look_up", arguments)]
     call: Message = {"role": "assistant", "content": "", "tool_calls": calls}
     result: Message = {"role": "tool", "name": "look_up", "tool_call_id": "call00000", "content": "a\n{“b”: 1}"}
     return [

@@ -11,7 +11,7 @@ from dapo_rl.base.quote import one_line
 from dapo_rl.data.chat import encode
 from dapo_rl.data.template import render
 from dapo_rl.envs.messages import PROBE, QUESTION, ToolCheck, plain_message, rejected, tool_name
-from dapo_rl.envs.protocol import Message, ToolSchema
+from dapo_rl.envs.protocol import Message, ToolSchema, tool_call
 from dapo_rl.envs.tool_syntax import THINK, THINK_END, Parsed, Syntax, end_ids, syntax_of, tool_syntax
 
 DATE = "26 Jul 2024"
@@ -127,10 +127,7 @@ class TemplateFormat:
         results = [message for message in new if message.get("role") == "tool"]
         names = [str(message.get("name") or tool_name(PROBE)) for message in results]
         ids = [str(message.get("tool_call_id") or f"call{n:05}") for n, message in enumerate(results)]
-        calls = [
-            {"id": number, "type": "function", "function": {"name": name, "arguments": {}}}
-            for number, name in zip(ids, names, strict=True)
-        ]
+        calls = [tool_call(number, name, {}) for number, name in zip(ids, names, strict=True)]
         turns = [QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}]
         try:
             begun = self.text(turns, tools, False)
