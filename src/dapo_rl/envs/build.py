@@ -117,13 +117,13 @@ def environment_rows(config: Config, source: Any) -> Any:
 
 def _named(name: str, settings: EnvSettings) -> Factory | TRLEnvironments:
     prefix, colon, rest = name.partition(":")
-    if not colon:
-        if name not in BUILTIN:
-            hint = did_you_mean(nearest(name, BUILTIN), f"built in are {', '.join(BUILTIN)}")
-            raise UserError(f"env.name: no environment {name!r}; a class is named file.py:Class or module:Class{hint}")
+    if name in BUILTIN:
         return _with_options(BUILTIN[name], settings)
+    if not colon:
+        hint = did_you_mean(nearest(name, BUILTIN), f"built in are {', '.join(BUILTIN)}")
+        raise UserError(f"env.name: no environment {name!r}; a class is named file.py:Class or module:Class{hint}")
     if prefix in ADAPTERS:
-        return ADAPTERS[prefix](rest, settings)
+        return _adapted(prefix, rest, settings)
     kind = load_function(name)
     if is_trl_environment(kind):
         check_class(kind, "env.name")
@@ -154,16 +154,16 @@ def _check_methods(kind: Any, name: str) -> None:
             ) from None
 
 
-def _with_options(kind: Callable[..., Any], settings: EnvSettings) -> Factory:
+def _with_options(kind: Callable[..., Any], settings: EnvSettings, *arguments: Any) -> Factory:
     try:
         signature = inspect.signature(kind)
-        signature.bind(**settings.options)
+        signature.bind(*arguments, **settings.options)
     except TypeError as error:
         takes = f"it takes {', '.join(signature.parameters)}" if signature.parameters else "it takes none"
         raise UserError(f"env.options: {getattr(kind, '__name__', kind)}: {error}; {takes}") from None
     except ValueError:
         pass
-    return Factory(kind, **settings.options)
+    return Factory(kind, *arguments, **settings.options)
 
 
 def _of_tools(settings: EnvSettings, tools: Sequence[Any]) -> Factory:
@@ -181,30 +181,17 @@ def _of_tools(settings: EnvSettings, tools: Sequence[Any]) -> Factory:
     return factory
 
 
-def _of_openenv(url: str, settings: EnvSettings) -> Factory:
-    from dapo_rl.envs.openenv import OpenEnv
-
-    factory = Factory(OpenEnv, url, **settings.options)
-    factory.deterministic = bool(settings.options.get("deterministic"))
-    return factory
-
-
-def _of_gymnasium(name: str, settings: EnvSettings) -> Factory:
-    from dapo_rl.envs.gymnasium_env import Gymnasium
-
-    Gymnasium(name, **settings.options).close()  # a wrong name is found before a model is loaded
-    return Factory(Gymnasium, name, **settings.options)
-
-
-def _of_textarena(name: str, settings: EnvSettings) -> Factory:
-    from dapo_rl.envs.textarena_env import TextArena
-
-    TextArena(name, **settings.options)
-    return Factory(TextArena, name, **settings.options)
-
-
-ADAPTERS: dict[str, Callable[[str, EnvSettings], Factory]] = {
-    "openenv": _of_openenv,
-    "gymnasium": _of_gymnasium,
-    "textarena": _of_textarena,
+ADAPTERS = {
+    "openenv": "dapo_rl.envs.openenv:OpenEnv",
+    "gymnasium": "dapo_rl.envs.gymnasium_env:Gymnasium",
+    "textarena": "dapo_rl.envs.textarena_env:TextArena",
 }
+
+
+def _adapted(prefix: str, name: str, settings: EnvSettings) -> Factory:
+    factory = _with_options(load_function(ADAPTERS[prefix]), settings, name)
+    example = factory()  # a wrong name is found before a model is loaded
+    if prefix == "gymnasium":
+        example.close()
+    factory.deterministic = example.deterministic
+    return factory

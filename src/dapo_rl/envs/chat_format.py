@@ -45,7 +45,7 @@ def chat_format(
     tokenizer: Any, tool_format: str = "auto", template_kwargs: Mapping[str, Any] = MappingProxyType({})
 ) -> ChatFormat:
     """The format of a tokenizer: that of `renderers` for the families it knows, otherwise its chat template, otherwise
-    plain_message text. `template_kwargs`: arguments of the chat template."""
+    plain text. `template_kwargs`: arguments of the chat template."""
     if not getattr(tokenizer, "chat_template", None):
         return PlainText(tokenizer, tool_format)
     ours = TemplateFormat(tokenizer, tool_format, template_kwargs)

@@ -51,6 +51,7 @@ class MCPTool:
         return str(self.schema["function"]["name"])
 
     async def __call__(self, **arguments: Any) -> str:
+        """The result's text. Raises MCPToolError with it if the tool says that it failed."""
         return await MCPTools.shared(self.server).call(self.name, arguments)
 
 
@@ -69,18 +70,11 @@ class MCPTools:
         with cls._lock:
             return cls._of_process.setdefault((os.getpid(), server), cls(server))
 
-    async def schemas(self) -> list[ToolSchema]:
-        return await _elsewhere(self._schemas())
-
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The result's text. Raises MCPToolError with it if the tool says that it failed."""
         return await _elsewhere(self._call(name, arguments))
 
     async def close(self) -> None:
         await _elsewhere(self._close())
-
-    async def _schemas(self) -> list[ToolSchema]:
-        return await _schemas_of(await self._client())
 
     async def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
         from mcp import MCPError
@@ -246,10 +240,7 @@ def _label(server: str) -> str:
         return one_line(re.sub("=.*", "=…", server, flags=re.DOTALL))
     if not any(map(_VARIABLE.match, words)):
         return one_line(server)
-    starts = map(_VARIABLE.match, words)
-    return one_line(
-        " ".join(f"{found[0]}…" if found else shlex.quote(w) for found, w in zip(starts, words, strict=True))
-    )
+    return one_line(" ".join(f"{set_[0]}…" if (set_ := _VARIABLE.match(word)) else shlex.quote(word) for word in words))
 
 
 def _leaf(error: BaseException) -> BaseException:

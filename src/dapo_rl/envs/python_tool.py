@@ -37,6 +37,7 @@ class PythonTool:
     """The tool with limits of your own: `PythonTool(timeout_s=20)` is a tool named `python`."""
 
     __name__ = "python"
+    __qualname__: str
 
     def __init__(
         self, timeout_s: float = 5, memory_mb: int = 512, max_output: int = 8192, means: Means | None = None
@@ -77,26 +78,14 @@ class PythonTool:
         return _shown(output.text(), why or _ending(process.returncode))
 
 
-_DEFAULT = PythonTool()
-
-
-def python(code: str) -> str:
-    """Runs Python code in a new process, and returns what it prints. There is only the standard library; no network,
-    and no files or variables of earlier calls.
-
-    Args:
-        code: The code. Print the results.
-
-    Returns:
-        The output and, if there is one, the exception.
-    """
-    return _DEFAULT(code)
+python = PythonTool()
+python.__qualname__ = "python"  # for the files of a run, which name it
 
 
 def containment() -> str:
     """What the tool's code is kept from on this machine, and what not, in one line."""
     found = _measure()
-    inside = [*(found.contained), "time", "memory", "size of files and output"]
+    inside = [*found.contained, "time", "memory", "size of files and output"]
     line = f"the python tool ({found.means}) contains: {', '.join(inside)}"
     return f"{line}; NOT contained: {', '.join(found.uncontained)}" if found.uncontained else line
 
@@ -195,15 +184,8 @@ def _command(means: Means, timeout_s: float, memory_mb: int, report: bool = Fals
     if means != "bwrap":
         return command
     shown = [word for path in _readable() for word in ("--ro-bind", path, path)]
-    wrapped = [
-        shutil.which("bwrap") or "bwrap",
-        "--unshare-all",
-        "--die-with-parent",
-        "--new-session",
-        "--cap-drop",
-        "ALL",
-        *shown,
-    ]
+    bwrap = shutil.which("bwrap") or "bwrap"
+    wrapped = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", *shown]
     wrapped += ["--dev", "/dev", "--size", str(DISK_SIZE), "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/"]
     return [*wrapped, "--", *command]
 

@@ -1,13 +1,11 @@
-"""Calls and replies of environments as bytes, and what their methods may return.
+"""Replies of environments as bytes, and what their methods may return.
 
-A call is pickled, since it comes from the run. A reply is JSON and is validated, since user code has access to the
-worker's end of the socket.
+A reply is JSON and is validated, since user code has access to the worker's end of the socket.
 """
 
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any, Literal, get_args
@@ -46,22 +44,11 @@ class GoneError(Exception):
     """The process that had the episode has ended."""
 
 
-# Calls.
-
-
-def encode_step(operation: Operation, key: str, *arguments: Any) -> bytes:
-    return pickle.dumps((operation, key, arguments), pickle.HIGHEST_PROTOCOL)
-
-
-# Replies.
-
-
 def encode_result(result: Result, exhausted: bool = False) -> dict[str, Any]:
     if isinstance(result, UserError):
         line, more = shorten(str(result), TRACEBACK_LIMIT), shorten(str(result.more), TRACEBACK_LIMIT)
         return {"kind": "fatal", "line": line, "more": more}
-    kind = KINDS[type(result)]
-    return {"kind": kind, "exhausted": exhausted, **asdict(result)}
+    return {"kind": KINDS[type(result)], "exhausted": exhausted, **asdict(result)}
 
 
 def decode_result(row: Any) -> Result:
@@ -181,9 +168,6 @@ def _is_message(message: Mapping[str, Any]) -> bool:
     content, calls = message.get("content"), message.get("tool_calls") or ()
     is_content = isinstance(content, str | None) or _has_only(content, lambda part: isinstance(part, str | Mapping))
     return isinstance(message.get("role"), str) and is_content and _has_only(calls, lambda x: isinstance(x, Mapping))
-
-
-# What users' code returns.
 
 
 def opening_of(prompt: Prompt, answer: Any) -> Opening:

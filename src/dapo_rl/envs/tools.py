@@ -154,12 +154,12 @@ def _kind(value: Any) -> str:
 
 
 def _schema(name: str, function: Callable[..., Any]) -> ToolSchema:
-    plain_message = function if inspect.isroutine(function) else function.__call__  # type: ignore[operator]
+    routine = function if inspect.isroutine(function) else function.__call__  # type: ignore[operator]
     # Imported here, as it imports torch.
     templates = import_module("transformers.utils.chat_template_utils")
     try:
-        parameters = inspect.signature(plain_message).parameters.values()
-        described = templates.parse_google_format_docstring(inspect.getdoc(plain_message) or "")
+        parameters = inspect.signature(routine).parameters.values()
+        described = templates.parse_google_format_docstring(inspect.getdoc(routine) or "")
     except Exception as error:
         raise UserError(f"tool {name}: its signature cannot be read: {describe(error)}") from None
     if not described[0]:
@@ -179,7 +179,7 @@ def _schema(name: str, function: Callable[..., Any]) -> ToolSchema:
                 f"`{parameter.name}: …` below `Args:` in the docstring"
             )
     try:
-        schema: dict[str, Any] = templates.get_json_schema(plain_message)
+        schema: dict[str, Any] = templates.get_json_schema(routine)
     except Exception as error:
         raise UserError(
             f"tool {name}: no schema can be made of its type hints and docstring: {describe(error)}"
