@@ -191,8 +191,8 @@ class AgentEnvironment:
 def task_of(prompt: Prompt, seed: int) -> dict[str, Any]:
     """What an agent gets."""
     messages = [dict(message) for message in prompt.conversation]
-    given = {"prompt": messages[-1]["content"], "messages": messages, "answer": prompt.answer}
-    return {"seed": seed, **prompt.columns, **given}
+    given = {"prompt": messages[-1]["content"], "messages": messages, "answer": prompt.answer, "seed": seed}
+    return {**prompt.columns, **given}
 
 
 def last_observation(reward: Any) -> Observation:
