@@ -65,7 +65,9 @@ class PolicyAnswers:
         except BaseException:
             with suppress(Exception):  # the engine itself may have failed
                 self._engine.cancel(list(asked))
-            self._waiting.extendleft(question for question, _ in reversed(asked.values()))
+            for question, _ in reversed(asked.values()):
+                question.interrupt()
+                self._waiting.appendleft(question)
             raise
 
     def forget(self) -> None:

@@ -68,14 +68,18 @@ class PolicyJudge(JudgeVerifier):
             self.use(self._policy)
         return super()._ask(text)
 
-    def begin_call(self) -> None:
-        self._record.begin_call()
-        self._count(JudgeCounts(calls=1))
+    def reserve_call(self) -> None:
+        """An interrupted question is asked again, so that a call counts once it has a reply."""
+        self._record.reserve_call()
+
+    def release_call(self) -> None:
+        self._record.release_call()
 
     def take(self, question: JudgeQuestion, reply: JudgeReply) -> Mark | None:
         """The mark of a reply; None: the question is asked again."""
         assert self._policy is not None
-        self._count(JudgeCounts(tokens=reply.tokens, seconds=time.monotonic() - question.since))
+        self._record.log_call()
+        self._count(JudgeCounts(calls=1, tokens=reply.tokens, seconds=time.monotonic() - question.since))
         mark = self._take_reply(question.key, reply)
         if mark.fault and self.judge.is_random and question.attempt < self.judge.retries:
             self._policy.ask(replace(question, attempt=question.attempt + 1))
@@ -102,7 +106,7 @@ class JudgeQuestion:
     def begin(self) -> bool:
         """Whether there is a budget for it."""
         try:
-            self.judge.begin_call()
+            self.judge.reserve_call()
         except VerifierStopError as error:
             self._stop(error)
             return False
@@ -121,6 +125,10 @@ class JudgeQuestion:
             return
         if mark is not None:
             self.mark.set_result(mark)
+
+    def interrupt(self) -> None:
+        """It waits to be asked again."""
+        self.judge.release_call()
 
     def give_up(self) -> None:
         self.mark.cancel()
