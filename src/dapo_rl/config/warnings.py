@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dapo_rl.base.urls import has_open_password
 from dapo_rl.config.settings import RunSettings
 
 
@@ -25,6 +26,11 @@ def warnings(config: RunSettings) -> Iterator[str]:
         )
     if config.algo.kl_unbiased and config.algo.kl_coef == 0:
         yield "algo.kl_unbiased: with algo.kl_coef=0 there is no KL penalty; set algo.kl_coef=0.001, or leave it out"
+    if any(has_open_password(server) for server in config.env.mcp):
+        yield (
+            "env.mcp: a password in a URL stands in config.yaml; write ${NAME} in its place, and set the environment "
+            "variable NAME to it"
+        )
     lora, cluster = config.model.lora, config.cluster
     if lora is not None and lora.dropout:
         yield f"model.lora.dropout={lora.dropout:g}: updates have dropout and sampling has none, so ratios are noisy"

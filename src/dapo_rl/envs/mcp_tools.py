@@ -2,7 +2,8 @@
 of one that speaks streamable HTTP.
 
 A command gets few variables of the run's environment, as MCP clients do it: PATH, HOME and the like. Others are set on
-its command line: `env KEY=value command`. Each process has one connection to a server, shared by all its episodes.
+its command line: `env KEY=value command`. In a URL, `${NAME}` stands for a variable of the run's. Each process has one
+connection to a server, shared by all its episodes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from dapo_rl.base.quote import one_line, printable
+from dapo_rl.base.urls import with_variables
 from dapo_rl.envs.protocol import ToolSchema
 from dapo_rl.errors import UserError
 
@@ -191,7 +193,7 @@ def _transport(server: str, stderr: TextIO) -> Any:
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
     if server.startswith(("http://", "https://")):
-        return server
+        return with_variables(server, "env.mcp")
     try:
         words = shlex.split(server)
     except ValueError as error:
