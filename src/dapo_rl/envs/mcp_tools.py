@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from dapo_rl.base.quote import one_line, printable
 from dapo_rl.base.urls import with_variables
-from dapo_rl.envs.protocol import ToolSchema
+from dapo_rl.envs.protocol import ToolSchema, tool_schema
 from dapo_rl.errors import UserError
 
 if TYPE_CHECKING:
@@ -256,9 +256,7 @@ async def _schemas_of(client: Client) -> list[ToolSchema]:
     cursor: str | None = None
     while True:
         page = await client.list_tools(cursor=cursor)
-        for tool in page.tools:
-            function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
-            schemas.append({"type": "function", "function": function})
+        schemas += [tool_schema(tool.name, tool.description, tool.input_schema) for tool in page.tools]
         cursor = page.next_cursor
         if cursor is None:
             return schemas

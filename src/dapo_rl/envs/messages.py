@@ -10,23 +10,16 @@ from types import MappingProxyType
 from typing import Any
 
 from dapo_rl.base.quote import one_line, shown
-from dapo_rl.envs.protocol import Message, ToolSchema, tool_call
+from dapo_rl.envs.protocol import Message, ToolSchema, tool_call, tool_schema
 from dapo_rl.envs.tool_syntax import Parsed
 from dapo_rl.errors import UserError
 
 QUESTION: Message = MappingProxyType({"role": "user", "content": "Question"})
-PROBE: ToolSchema = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Looks up a word.",
-        "parameters": {
-            "type": "object",
-            "properties": {"word": {"type": "string", "description": "The word."}},
-            "required": ["word"],
-        },
-    },
-}
+PROBE = tool_schema(
+    "look_up",
+    "Looks up a word.",
+    {"type": "object", "properties": {"word": {"type": "string", "description": "The word."}}, "required": ["word"]},
+)
 
 
 class ToolCheck:

@@ -81,6 +81,13 @@ class AssistantTurn:
         return message
 
 
+def tool_schema(name: str, description: str | None, parameters: Any) -> ToolSchema:
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description or "", "parameters": parameters},
+    }
+
+
 def tool_call(number: str, name: str, arguments: Any) -> dict[str, Any]:
     """A tool call in OpenAI's form."""
     return {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}

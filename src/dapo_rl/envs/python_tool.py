@@ -18,7 +18,6 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Literal
@@ -82,26 +81,6 @@ python = PythonTool()
 python.__qualname__ = "python"  # for the files of a run, which name it
 
 
-def containment() -> str:
-    """What the tool's code is kept from on this machine, and what not, in one line."""
-    found = _measure()
-    inside = [*found.contained, "time", "memory", "size of files and output"]
-    line = f"the python tool ({found.means}) contains: {', '.join(inside)}"
-    return f"{line}; NOT contained: {', '.join(found.uncontained)}" if found.uncontained else line
-
-
-def uncontained() -> tuple[str, ...]:
-    """What the tool's code is not kept from on this machine; empty if all is well."""
-    return _measure().uncontained
-
-
-@dataclass(frozen=True, slots=True)
-class _Containment:
-    means: Means
-    contained: tuple[str, ...]
-    uncontained: tuple[str, ...]
-
-
 _KINDS = {
     "network": "the network",
     "files": "reading and writing the user's files",
@@ -109,18 +88,22 @@ _KINDS = {
 }
 
 
+def containment() -> str:
+    """What the tool's code is kept from on this machine, and what not, in one line."""
+    outside = uncontained()
+    inside = [*(name for name in _KINDS.values() if name not in outside), "time", "memory", "size of files and output"]
+    line = f"the python tool ({_best_means()}) contains: {', '.join(inside)}"
+    return f"{line}; NOT contained: {', '.join(outside)}" if outside else line
+
+
 @cache
-def _measure() -> _Containment:
+def uncontained() -> tuple[str, ...]:
+    """What the tool's code is not kept from on this machine; empty if all is well."""
     means = _best_means()
     found = _report(means) or {}
     if means == "bwrap":
         found |= {"network": True, "files": True}
-    names = {kind: bool(found.get(kind)) for kind in _KINDS}
-    return _Containment(
-        means,
-        tuple(name for kind, name in _KINDS.items() if names[kind]),
-        tuple(name for kind, name in _KINDS.items() if not names[kind]),
-    )
+    return tuple(name for kind, name in _KINDS.items() if not found.get(kind))
 
 
 @cache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -95,14 +95,20 @@ class CombinedVerifier:
             if self._partial:
                 return Verdict(0.0, False, "wrong", extra=limited(extra))
             return Verdict(0.0, False, "error", detail="every reward function returned None", extra=limited(extra))
-        extra = limited({name: value for _, _, verdict in applied for name, value in verdict.extra.items()} | extra)
-        for _, _, verdict in applied:
-            if verdict.failed:
-                return replace(verdict, parts=(), extra=extra, metrics={})
-        first = applied[0][2]
-        score = sum(weight * verdict.score for _, weight, verdict in applied)
-        parts = tuple(RewardPart(name, float(verdict.score), weight) for name, weight, verdict in applied)
-        return Verdict(score, first.correct, first.status, first.answer, first.detail, parts, extra)
+        return weighted_sum(applied, extra)
+
+
+def weighted_sum(applied: Sequence[tuple[str, float, Verdict]], more: Mapping[str, Loggable]) -> Verdict:
+    """Of the verdicts that apply, with their names and weights: the first decides whether the sample is correct, and
+    one that failed fails it."""
+    extra = limited({name: value for _, _, verdict in applied for name, value in verdict.extra.items()} | more)
+    for _, _, verdict in applied:
+        if verdict.failed:
+            return replace(verdict, parts=(), extra=extra, metrics={})
+    first = applied[0][2]
+    score = sum(weight * verdict.score for _, weight, verdict in applied)
+    parts = tuple(RewardPart(name, float(verdict.score), weight) for name, weight, verdict in applied)
+    return Verdict(score, first.correct, first.status, first.answer, first.detail, parts, extra)
 
 
 def unique(names: Sequence[str]) -> tuple[str, ...]:

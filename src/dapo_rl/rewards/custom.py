@@ -21,7 +21,7 @@ from dapo_rl.rewards.environment_view import environment_views
 from dapo_rl.rewards.logbook import LONGEST_NAME, Logbook, with_metrics
 from dapo_rl.rewards.trainer_state import AT_START, RewardState
 from dapo_rl.rewards.validation import failure, fault_of_score, kind_of, limit_of, name_of
-from dapo_rl.types import Loggable, Prompt, RewardPart, Trajectory, Verdict, VerdictStatus
+from dapo_rl.types import Prompt, RewardPart, Trajectory, Verdict, VerdictStatus
 
 DEFAULT_THRESHOLD = 0.5
 SIGNATURES = (
@@ -101,15 +101,11 @@ class CustomVerifier:
         begun = self.begin(prompt, samples, state)
         wait_for([begun])
         nothing = self._failure("returned None, and no other reward function applies")
-        verdicts = [
-            self._alone(nothing if verdict is None else verdict, begun.log.extra(index))
-            for index, verdict in enumerate(begun.verdicts())
-        ]
+        verdicts = []
+        for index, verdict in enumerate(each or nothing for each in begun.verdicts()):
+            parts = () if verdict.failed else (RewardPart(self.name, verdict.score),)
+            verdicts.append(replace(verdict, parts=parts, extra=begun.log.extra(index)))
         return with_metrics(verdicts, [begun.log.metrics])
-
-    def _alone(self, verdict: Verdict, extra: Mapping[str, Loggable]) -> Verdict:
-        parts = () if verdict.failed else (RewardPart(self.name, verdict.score),)
-        return replace(verdict, parts=parts, extra=extra)
 
     def begin(self, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState = AT_START) -> Calls:
         """Calls the function. An asynchronous one starts in `wait_for`, with others at the same time."""

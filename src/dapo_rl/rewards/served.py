@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.config import RewardSettings
-from dapo_rl.rewards.combined import CombinedVerifier, checked_weights
+from dapo_rl.rewards.combined import CombinedVerifier, checked_weights, weighted_sum
 from dapo_rl.rewards.custom import threshold_of
-from dapo_rl.rewards.logbook import limited, with_metrics
+from dapo_rl.rewards.logbook import with_metrics
 from dapo_rl.types import Drops, Pending, Prompt, RewardPart, Trajectory, Verdict, Verifier
 
 AGREE_WITH = "agree_with."
@@ -138,20 +138,13 @@ class MixedVerifier:
             rule = parts.pop(AGREE_WITH + name, -1.0)
             if rule >= 0 and not verdict.failed:
                 self.served[name].compare(verdict, Verdict(rule, rule > 0, "correct" if rule > 0 else "wrong"))
-        failed = [each for each in served.values() if each.failed]
+        opinions = dict(served)
+        if local is not None:  # of its parts, workers have told what the first one decides
+            opinions |= {name: replace(local, score=score, extra={}) for name, score in parts.items()}
+        applied = [(name, self.weights[name], opinions[name]) for name in self.names if name in opinions]
         if local is not None and local.failed and not self.only_rules:
-            failed.insert(0, local)
-        extra = limited({key: value for each in (local, *served.values()) if each for key, value in each.extra.items()})
-        if failed:
-            return replace(failed[0], parts=(), extra=extra, metrics={})
-        scores = parts | {name: verdict.score for name, verdict in served.items()}
-        applied = [name for name in self.names if name in scores]
-        # The first that applies decides. Workers have told that of the first of their own.
-        first = served.get(applied[0], local)
-        assert first is not None
-        score = sum(self.weights[name] * scores[name] for name in applied)
-        shares = tuple(RewardPart(name, float(scores[name]), self.weights[name]) for name in applied)
-        return Verdict(score, first.correct, first.status, first.answer, first.detail, shares, extra)
+            applied.insert(0, ("", 0.0, local))
+        return weighted_sum(applied, {} if local is None else local.extra)
 
 
 @dataclass(frozen=True, slots=True)
