@@ -11,9 +11,11 @@ If its process is killed, deterministic environments that shared it are brought 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import itertools
 import os
+import pickle
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
@@ -21,14 +23,16 @@ from concurrent.futures import Future
 from typing import Any
 
 from dapo_rl.config import EnvSettings
-from dapo_rl.envs.event_loop import calls_at_work
+from dapo_rl.envs.event_loop import AtWork, EventLoop, calls_at_work
+from dapo_rl.envs.host import Host
 from dapo_rl.envs.protocol import AssistantTurn, ToolSchema
-from dapo_rl.envs.replies import Result, opening_of, seen_turn
-from dapo_rl.envs.service import environment_service
+from dapo_rl.envs.replies import Result, encode_bounded, opening_of, seen_turn
 from dapo_rl.envs.shared_loops import SharedLoops, finished
 from dapo_rl.envs.shared_processes import SharedProcesses
 from dapo_rl.types import Prompt
-from dapo_rl.workers import Supervisor
+from dapo_rl.workers import Service, Supervisor
+
+Answer = Callable[[bytearray, Callable[[], bool]], bytes]
 
 
 class Environments(ABC):
@@ -81,7 +85,8 @@ class EnvironmentPool(Environments):
         self.is_async = has_coroutines or declares(factory, "is_async")
         self._opens = hasattr(kind, "open")
         at_work = calls_at_work(settings.workers or 1) if self.is_async else None
-        service = environment_service(factory, name, settings, self.stateless, at_work)
+        answer = _answer(Host(factory, name, self.stateless), name, settings, at_work)
+        service = Service(answer, settings.memory_mb, name="environment", section="env")
         self._supervisor = Supervisor(service)  # before any threads start
         self._calls: SharedLoops | SharedProcesses
         if at_work is not None:
@@ -125,6 +130,21 @@ def declares(factory: Callable[[], Any], name: str) -> bool:
     """Whether the environments of a factory say that they are, for example, `deterministic`: the factory says it, or
     their class."""
     return bool(getattr(factory, name, False) or getattr(getattr(factory, "environment", factory), name, False))
+
+
+def _answer(host: Host, name: str, settings: EnvSettings, at_work: AtWork | None) -> Answer:
+    """How a worker answers. `at_work`: of asynchronous environments."""
+    if at_work is not None:
+        loop = EventLoop(host, settings.timeout_s, at_work)
+        return lambda body, is_short: loop.exchange(is_short, *pickle.loads(body))
+    runner = asyncio.Runner()
+
+    def answer(body: bytearray, is_short: Callable[[], bool]) -> bytes:
+        row = host.call(body, runner)
+        row["exhausted"] = row["kind"] == "failure" and is_short()
+        return encode_bounded(row, name)
+
+    return answer
 
 
 def _close(calls: SharedProcesses | SharedLoops, supervisor: Supervisor, run: int) -> None:

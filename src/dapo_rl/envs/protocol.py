@@ -18,7 +18,7 @@ Methods may be `async def`. Environments run in worker processes, with limits on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -28,6 +28,8 @@ Message = Mapping[str, Any]
 """A chat message: `role`, `content`, and for tools `tool_calls`, `name`, `tool_call_id`."""
 ToolSchema = Mapping[str, Any]
 """A tool in OpenAI's form: {"type": "function", "function": {"name", "description", "parameters"}}."""
+Messages = Sequence[Message]
+Tools = Sequence[ToolSchema]
 FailureReason = Literal["timeout", "crashed", "too_long", "error", "lost"]
 """`lost`: its process was ended by another episode, or with its node. That is not the environment's fault."""
 

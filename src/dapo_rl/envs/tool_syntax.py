@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from dapo_rl.base.quote import one_line
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.base.unicode import is_unicode
-from dapo_rl.envs.protocol import ToolCall, ToolSchema
+from dapo_rl.envs.protocol import ToolCall, Tools
 from dapo_rl.errors import UserError
 
 CALL, CALL_END, THINK, THINK_END = "<tool_call>", "</tool_call>", "<think>", "</think>"
@@ -52,7 +52,7 @@ class _Marker(str):
 class Syntax(Protocol):
     """How a model writes tool calls."""
 
-    def __call__(self, ids: Sequence[int], tools: Sequence[ToolSchema]) -> Parsed: ...
+    def __call__(self, ids: Sequence[int], tools: Tools) -> Parsed: ...
 
 
 def end_ids(tokenizer: Any) -> frozenset[int]:
@@ -110,7 +110,7 @@ class Turns:
         spelt = [re.escape(marker) for marker in markers if marker not in added]
         self._spelt = re.compile(f"({'|'.join(spelt)})") if spelt else None
 
-    def __call__(self, ids: Sequence[int], tools: Sequence[ToolSchema]) -> Parsed:
+    def __call__(self, ids: Sequence[int], tools: Tools) -> Parsed:
         end = next((n for n, token in enumerate(ids) if token in self._ends), len(ids))
         ids = list(ids[:end])
         calls: list[ToolCall] = []

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any, Literal, Never
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import describe, describe_traceback
 from dapo_rl.choices import REWARD_MODEL, is_judge, is_reward_model
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
-from dapo_rl.rewards.environment_view import environment_views
 from dapo_rl.rewards.logbook import LONGEST_NAME, Logbook, with_metrics
 from dapo_rl.rewards.trainer_state import AT_START, RewardState
 from dapo_rl.rewards.validation import failure, fault_of_score, kind_of, limit_of, name_of
@@ -160,7 +160,7 @@ class CustomVerifier:
         columns["completions"] = [said for _, said in conversations] or [sample.text for sample in samples]
         columns["completion_ids"] = [sample.token_ids.tolist() for sample in samples]
         if any(sample.episode for sample in samples):
-            columns["environments"] = environment_views(sample.episode.get("state", {}) for sample in samples)
+            columns["environments"] = [EnvironmentView(**sample.episode.get("state", {})) for sample in samples]
         return columns
 
     def _verl_arguments(self, prompt: Prompt, sample: Trajectory) -> dict[str, Any]:
@@ -209,6 +209,16 @@ class CustomVerifier:
             self._traceback_given = True
             detail += "\n" + describe_traceback(error)
         return self._failure(detail)
+
+
+class EnvironmentView(SimpleNamespace):
+    """An environment after its episode, as reward functions get it: its attributes, without its methods."""
+
+    def __getattr__(self, name: str) -> Never:
+        raise AttributeError(
+            f"environments: no attribute {name!r}; reward functions get the attributes of an environment that JSON can "
+            f"express ({', '.join(vars(self)) or 'none'}), not its methods: set one, or write get_reward"
+        )
 
 
 def signature_of(function: Callable[..., Any]) -> Literal["trl", "verl"] | None:
