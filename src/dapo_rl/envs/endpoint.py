@@ -281,7 +281,7 @@ async def _read_body(request: Request) -> dict[str, Any]:
     if length > BODY_LIMIT:
         raise too_long
     try:
-        text = body.decode()
+        text = body.decode("utf-8-sig")
         parsed = json.loads(text)
         # JSON can express lone surrogates, which no tokenizer takes.
         if "\\ud" in text.lower() and not is_unicode(json.dumps(parsed, ensure_ascii=False)):
