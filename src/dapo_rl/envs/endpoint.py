@@ -224,11 +224,7 @@ class Endpoint:
 
     async def _take_turn(self, episode: _Episode, call: AgentCall, request: Request) -> AssistantTurn:
         """Waits for the policy; cancelled when the client disconnects or the episode ends."""
-
-        async def handle() -> AssistantTurn:
-            return await episode.handle(call)
-
-        turn = asyncio.ensure_future(handle())
+        turn = asyncio.ensure_future(episode.handle(call))
         left = asyncio.ensure_future(_disconnected(request))
         episode.waiting.add(turn)
         try:

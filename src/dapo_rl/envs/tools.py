@@ -143,14 +143,11 @@ def _is_a(value: Any, kind: str) -> bool:
 
 def _name(function: Any) -> str:
     if not callable(function) or isinstance(function, type):
-        raise UserError(f"tool {shown(function)}: a tool is a function, not {_kind(function)}")
+        kind = "a class" if isinstance(function, type) else f"a value of type {type(function).__name__}"
+        raise UserError(f"tool {shown(function)}: a tool is a function, not {kind}")
     if isinstance(function, functools.partial):
         raise UserError(f"tool {shown(function)}: a partial function has no name and docstring; define a function")
     return str(getattr(function, "__name__", type(function).__name__))
-
-
-def _kind(value: Any) -> str:
-    return "a class" if isinstance(value, type) else f"a value of type {type(value).__name__}"
 
 
 def _schema(name: str, function: Callable[..., Any]) -> ToolSchema:
