@@ -40,7 +40,7 @@ class EndpointJudge(JudgeVerifier):
             try:
                 mark = self._called(key, body)
             except VerifierStopError as error:
-                self._record.stopped = str(error)
+                self.record.stopped = str(error)
                 raise
             except CallError as error:
                 return Mark(fault=str(error), slow=error.slow)
@@ -55,7 +55,7 @@ class EndpointJudge(JudgeVerifier):
 
         def begin() -> None:
             nonlocal made
-            self._record.begin_call()
+            self.record.begin_call()
             made += 1
 
         try:

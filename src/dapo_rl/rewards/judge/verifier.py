@@ -64,7 +64,7 @@ class JudgeVerifier(Served):
     def __init__(self, judge: JudgeSettings, settings: RewardSettings, name: str, file: str) -> None:
         self.judge, self.settings, self.name, self.file = judge, settings, name, file
         self.needs_answer, self.agree_with = judge.needs_answer, judge.agree_with
-        self._record = JudgeRecord(judge, file, name)
+        self.record = JudgeRecord(judge, file, name)
         self._lock = threading.Lock()
         self._asked: dict[str, Future[Mark]] = {}
         """The calls being made, by their keys: equal requests share one."""
@@ -78,7 +78,7 @@ class JudgeVerifier(Served):
         """Sees to it that the marks come, for callers that wait for them."""
 
     def begin(self, directory: Path) -> None:
-        self._record.begin(directory)
+        self.record.begin(directory)
 
     def submit(self, prompt: Prompt, samples: Sequence[Trajectory]) -> Marks:
         truth = prompt.answer or ""
@@ -105,7 +105,7 @@ class JudgeVerifier(Served):
 
     @property
     def stopped(self) -> str:
-        return self._record.stopped
+        return self.record.stopped
 
     def _ask(self, text: str) -> Future[Mark]:
         body = self.judge.request(text)
@@ -114,7 +114,7 @@ class JudgeVerifier(Served):
             if (asked := self._asked.get(key)) is not None and not asked.cancelled():
                 self._counts.cached += 1
                 return asked
-            if (reply := self._record.reply(key)) is not None:
+            if (reply := self.record.reply(key)) is not None:
                 self._counts.cached += 1
                 ready: Future[Mark] = Future()
                 ready.set_result(self._mark(reply))
@@ -138,7 +138,7 @@ class JudgeVerifier(Served):
 
     def _take_reply(self, key: str, reply: JudgeReply) -> Mark:
         mark = self._mark(reply.text)
-        self._record.end_call(key, None if mark.fault else reply.text, reply.tokens)
+        self.record.end_call(key, None if mark.fault else reply.text, reply.tokens)
         return mark
 
     def _count(self, counts: JudgeCounts) -> None:
