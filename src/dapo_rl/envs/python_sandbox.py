@@ -24,6 +24,7 @@ import resource
 import struct
 import sys
 import time
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,19 +67,6 @@ _ON_ITSELF = _calls("""
 _CLONE, _CLONE3, _CLONE_THREAD = (56, 220), 435, 0x10000
 
 
-class _suppressed:
-    """`contextlib.suppress`, whose module takes longer to import than Python to start."""
-
-    def __init__(self, *errors: type[BaseException]) -> None:
-        self._errors = errors
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        return kind is not None and issubclass(kind, self._errors)
-
-
 def _system_call(*arguments: Any) -> int:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
@@ -95,7 +83,7 @@ def _limit(cpu_s: int, memory: int, file_size: int) -> None:
     """Limits on this process that it cannot raise again."""
     limits = {"CPU": cpu_s, "AS": memory, "DATA": memory, "FSIZE": file_size, "NOFILE": 64, "CORE": 0, "MEMLOCK": 0}
     for name, value in limits.items():
-        with _suppressed(AttributeError, ValueError, OSError):  # not on this platform
+        with suppress(AttributeError, ValueError, OSError):  # not on this platform
             number = getattr(resource, f"RLIMIT_{name}")
             _, hard = resource.getrlimit(number)
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -104,10 +92,10 @@ def _limit(cpu_s: int, memory: int, file_size: int) -> None:
 
 def _limit_processes(count: int) -> None:
     """The kernel counts all processes and threads of the user, and none of root."""
-    with _suppressed(OSError, ValueError):
+    with suppress(OSError, ValueError):
         threads = 0
         for pid in filter(str.isdecimal, os.listdir("/proc")):
-            with _suppressed(OSError):
+            with suppress(OSError):
                 threads += len(os.listdir(f"/proc/{pid}/task")) if os.stat(f"/proc/{pid}").st_uid == os.getuid() else 0
         resource.setrlimit(resource.RLIMIT_NPROC, (threads + count, threads + count))
 
@@ -127,7 +115,7 @@ def _supervise() -> None:
         return
     os.closerange(1, 3)
     status = None
-    with _suppressed(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         while status is None:
             ended, how = os.waitpid(child, os.WNOHANG)
@@ -141,9 +129,9 @@ def _supervise() -> None:
     deadline = time.monotonic() + 1
     while (left := _descendants()) and time.monotonic() < deadline:
         for pid in left:
-            with _suppressed(OSError):
+            with suppress(OSError):
                 os.kill(pid, _SIGKILL)
-        with _suppressed(ChildProcessError):
+        with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
     os._exit(128 - status if status is not None and status < 0 else status or 0)
@@ -152,9 +140,9 @@ def _supervise() -> None:
 def _descendants() -> list[int]:
     """All processes below this one; empty without /proc."""
     children: dict[int, list[int]] = {}
-    with _suppressed(OSError):
+    with suppress(OSError):
         for name in filter(str.isdecimal, os.listdir("/proc")):
-            with _suppressed(OSError, ValueError), open(f"/proc/{name}/stat", "rb") as stat:
+            with suppress(OSError, ValueError), open(f"/proc/{name}/stat", "rb") as stat:
                 parent = int(stat.read().rpartition(b")")[2].split()[1])
                 children.setdefault(parent, []).append(int(name))
     found = children.get(os.getpid(), [])
@@ -168,7 +156,7 @@ def _drop_capabilities() -> None:
     for capability in range(64):
         _prctl(_CAPBSET_DROP, capability)
     _prctl(_NO_NEW_PRIVS, 1)
-    with _suppressed(AttributeError):
+    with suppress(AttributeError):
         ctypes.CDLL(None).capset(struct.pack("Ii", 0x20080522, 0), bytes(24))
 
 
@@ -200,7 +188,7 @@ def _restrict_files(readable: list[str], directory: str) -> bool:
     devices = [f"/dev/{name}" for name in ("null", "zero", "random", "urandom")]
     allowed = [*((path, read) for path in readable), *((path, 4 | 2) for path in devices), (directory, every)]
     for path, access in allowed:
-        with _suppressed(OSError):
+        with suppress(OSError):
             file = os.open(path, os.O_PATH)
             access &= every if os.path.isdir(path) else every & of_a_file
             _system_call(add, rules, 1, struct.pack("=Qi", access, file), 0)
@@ -250,7 +238,7 @@ def _run(code: bytes) -> None:
     except SystemExit:
         raise
     except BaseException as error:
-        with _suppressed(BaseException):
+        with suppress(BaseException):
             sys.stdout.flush()
         if isinstance(error, MemoryError):
             _free(error, module.__dict__)
@@ -262,7 +250,7 @@ def _free(error: BaseException, names: dict[str, object]) -> None:
     """Frees the program's objects, so that there is memory to print its error."""
     step = error.__traceback__
     while step is not None:
-        with _suppressed(RuntimeError):  # the frame of `_run` still runs
+        with suppress(RuntimeError):  # the frame of `_run` still runs
             step.tb_frame.clear()
         step = step.tb_next
     names.clear()

@@ -45,15 +45,15 @@ class PythonTool:
         self.timeout_s, self.memory_mb, self.max_output, self._means = timeout_s, memory_mb, max_output, means
 
     def __call__(self, code: str) -> str:
-        """Runs Python code in a new process, and returns what it prints. There is only the standard library; no
-        network, and no files or variables of earlier calls.
+        """Runs Python code in a new process, and returns what it prints. There is only the standard library; no network,
+        and no files or variables of earlier calls.
 
         Args:
             code: The code. Print the results.
 
         Returns:
             The output and, if there is one, the exception.
-        """
+        """  # noqa: E501
         with _directory() as directory, tempfile.TemporaryFile() as source:
             source.write(code.encode("utf-8", "backslashreplace"))
             source.seek(0)
