@@ -38,7 +38,6 @@ from typing import Any
 from dapo_rl.base.load import load_function, spec_of
 from dapo_rl.base.quote import describe, one_line, shown
 from dapo_rl.envs.endpoint import Endpoint
-from dapo_rl.envs.openai_format import AgentCall
 from dapo_rl.envs.protocol import AgentError, AssistantTurn, InvalidAnswerError, Observation, Opening
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt, Verdict
@@ -71,7 +70,7 @@ class AgentEnvironment:
         self.name = agent if isinstance(agent, str) else spec_of(agent)
         self._agent = load_function(agent) if isinstance(agent, str) and FUNCTION.fullmatch(agent) else agent
         self._settings = (model, max_model_len, host, port, tls and (tls[0], tls[1]))
-        self._calls: deque[tuple[AgentCall, asyncio.Future[AssistantTurn]]] = deque()
+        self._calls: deque[tuple[Opening, asyncio.Future[AssistantTurn]]] = deque()
         self._news = asyncio.Event()
         self._running: asyncio.Task[Any] | None = None
         self._answer: asyncio.Future[AssistantTurn] | None = None
@@ -90,7 +89,7 @@ class AgentEnvironment:
                 f"env.agent: {self.name} ended without calling the endpoint; it must send its requests to the client "
                 "that it gets, or to OPENAI_BASE_URL"
             )
-        return Opening(call.messages, call.tools, call.prompt_ids, call.max_tokens)
+        return call
 
     async def step(self, turn: AssistantTurn) -> Observation:
         if self._answer is not None and not self._answer.done():
@@ -122,13 +121,13 @@ class AgentEnvironment:
         if self._running.done() and not self._running.cancelled():
             self._running.exception()  # marks it as seen
 
-    async def _receive(self, call: AgentCall) -> AssistantTurn:
+    async def _receive(self, call: Opening) -> AssistantTurn:
         answer: asyncio.Future[AssistantTurn] = asyncio.get_running_loop().create_future()
         self._calls.append((call, answer))
         self._news.set()
         return await answer
 
-    async def _next_call(self) -> AgentCall | None:
+    async def _next_call(self) -> Opening | None:
         """The agent's next call, or None when it has ended. Calls whose clients have disconnected are skipped."""
         running = self._running
         assert running is not None

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dapo_rl.base.quote import shown
-from dapo_rl.envs.protocol import AssistantTurn, Message, ToolSchema, tool_call
+from dapo_rl.envs.protocol import AssistantTurn, Message, Opening, ToolSchema, tool_call
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 CHAT_KEYS = {
@@ -22,16 +22,6 @@ SAMPLING_KEYS = {"max_tokens", "n", "logprobs", "skip_special_tokens", "detokeni
 LOWEST_LOGPROB = -9999.0
 """As in vLLM, for numbers that JSON cannot express."""
 PARAMETER = re.compile(r"[A-Za-z0-9_]{1,40}")
-
-
-@dataclass(frozen=True, slots=True)
-class AgentCall:
-    """A request for a turn of the policy: a conversation, or the tokens before the turn."""
-
-    messages: tuple[Message, ...] = ()
-    tools: tuple[ToolSchema, ...] = ()
-    prompt_ids: tuple[int, ...] = ()
-    max_tokens: int | None = None
 
 
 class RequestError(Exception):
@@ -51,7 +41,8 @@ class RequestError(Exception):
 class _Asked:
     """What both kinds of requests have."""
 
-    call: AgentCall
+    call: Opening
+    """The conversation, or the tokens, before the turn of the policy that it asks for."""
     stream: bool
     usage_chunk: bool
     return_token_ids: bool
@@ -92,7 +83,7 @@ class ChatRequest(_Asked):
             raise RequestError("tools: expected a list")
         checked = tuple(_check_tool(tool, f"tools[{place}]") for place, tool in enumerate(tools))
         limit = body.get("max_completion_tokens")
-        call = AgentCall(
+        call = Opening(
             messages=tuple(read_message(message, f"messages[{place}]") for place, message in enumerate(messages)),
             tools=() if choice == "none" else checked,
             max_tokens=_check_limit(body.get("max_tokens") if limit is None else limit),
@@ -156,7 +147,7 @@ class GenerateRequest(_Asked):
             raise RequestError("token_ids: expected a list of at least one token id")
         request_id = body.get("request_id")
         return cls(
-            call=AgentCall(prompt_ids=tuple(ids), max_tokens=_check_limit(params.get("max_tokens"))),
+            call=Opening(prompt_ids=tuple(ids), max_tokens=_check_limit(params.get("max_tokens"))),
             request_id=request_id if isinstance(request_id, str) and request_id else uuid.uuid4().hex,
             logprobs=params.get("logprobs") is not None,
             ignored=_ignored(params, SAMPLING_KEYS),

@@ -38,7 +38,7 @@ FailureReason = Literal["timeout", "crashed", "too_long", "error", "lost"]
 class Opening:
     """How an episode begins."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[Message, ...] = ()
     """The whole conversation before the first turn."""
     tools: tuple[ToolSchema, ...] = ()
     prompt_ids: tuple[int, ...] = ()
