@@ -95,13 +95,13 @@ class CombinedVerifier:
             if self._partial:
                 return Verdict(0.0, False, "wrong", extra=limited(extra))
             return Verdict(0.0, False, "error", detail="every reward function returned None", extra=limited(extra))
-        return weighted_sum(applied, extra)
+        own = {name: value for _, _, verdict in applied for name, value in verdict.extra.items()}
+        return weighted_sum(applied, limited(own | extra))
 
 
-def weighted_sum(applied: Sequence[tuple[str, float, Verdict]], more: Mapping[str, Loggable]) -> Verdict:
+def weighted_sum(applied: Sequence[tuple[str, float, Verdict]], extra: Mapping[str, Loggable]) -> Verdict:
     """Of the verdicts that apply, with their names and weights: the first decides whether the sample is correct, and
     one that failed fails it."""
-    extra = limited({name: value for _, _, verdict in applied for name, value in verdict.extra.items()} | more)
     for _, _, verdict in applied:
         if verdict.failed:
             return replace(verdict, parts=(), extra=extra, metrics={})

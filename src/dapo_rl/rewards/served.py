@@ -11,7 +11,7 @@ from typing import Any
 from dapo_rl.config import RewardSettings
 from dapo_rl.rewards.combined import CombinedVerifier, checked_weights, weighted_sum
 from dapo_rl.rewards.custom import threshold_of
-from dapo_rl.rewards.logbook import with_metrics
+from dapo_rl.rewards.logbook import limited, with_metrics
 from dapo_rl.types import Drops, Pending, Prompt, RewardPart, Trajectory, Verdict, Verifier
 
 AGREE_WITH = "agree_with."
@@ -140,11 +140,12 @@ class MixedVerifier:
                 self.served[name].compare(verdict, Verdict(rule, rule > 0, "correct" if rule > 0 else "wrong"))
         opinions = dict(served)
         if local is not None:  # of its parts, workers have told what the first one decides
-            opinions |= {name: replace(local, score=score, extra={}) for name, score in parts.items()}
+            opinions |= {name: replace(local, score=score) for name, score in parts.items()}
         applied = [(name, self.weights[name], opinions[name]) for name in self.names if name in opinions]
         if local is not None and local.failed and not self.only_rules:
             applied.insert(0, ("", 0.0, local))
-        return weighted_sum(applied, {} if local is None else local.extra)
+        extra = {key: value for each in (local, *served.values()) if each for key, value in each.extra.items()}
+        return weighted_sum(applied, limited(extra))
 
 
 @dataclass(frozen=True, slots=True)
