@@ -104,13 +104,14 @@ def _kinds(name: str, space: Any) -> tuple[bool, range]:
     """Whether actions are texts, or else their numbers."""
     from gymnasium import spaces
 
-    if not isinstance(space, spaces.Discrete | spaces.Text):
-        raise UserError(
-            f"env.name: {PREFIX}{name} has actions in {shown(space)}, which a text does not choose; "
-            "Discrete and Text do, and an environment of your own can wrap it"
-        )
-    is_text = isinstance(space, spaces.Text)
-    return is_text, range(0) if is_text else range(int(space.start), int(space.start + space.n))
+    if isinstance(space, spaces.Text):
+        return True, range(0)
+    if isinstance(space, spaces.Discrete):
+        return False, range(int(space.start), int(space.start) + int(space.n))
+    raise UserError(
+        f"env.name: {PREFIX}{name} has actions in {shown(space)}, which a text does not choose; "
+        "Discrete and Text do, and an environment of your own can wrap it"
+    )
 
 
 def _made(name: str, arguments: Mapping[str, Any]) -> Any:
