@@ -277,16 +277,23 @@ async def _read_body(request: Request) -> dict[str, Any]:
     if length > BODY_LIMIT:
         raise too_long
     try:
-        text = body.decode("utf-8-sig")
-        parsed = json.loads(text)
-        # JSON can express lone surrogates, which no tokenizer takes.
-        if "\\ud" in text.lower() and not is_unicode(json.dumps(parsed, ensure_ascii=False)):
+        parsed = json.loads(bytes(body))
+        # JSON can express lone surrogates, which no tokenizer takes. Python reads them in bytes that are no UTF-8, too.
+        if (b"\\ud" in body.lower() or not _is_utf8(body)) and not is_unicode(json.dumps(parsed, ensure_ascii=False)):
             raise ValueError("it contains a lone surrogate")
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the request is not JSON: {one_line(error, 100)}") from None
     if not isinstance(parsed, dict):
         raise RequestError("the request is not a JSON object")
     return parsed
+
+
+def _is_utf8(data: bytearray) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _allow_files() -> None:
