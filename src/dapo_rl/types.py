@@ -84,6 +84,11 @@ class Prompt(Record):
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", _array("Prompt.token_ids", self.token_ids, np.int32, None))
 
+    @property
+    def conversation(self) -> tuple[Mapping[str, Any], ...]:
+        """Its messages; a plain text is a message of the user."""
+        return self.messages or ({"role": "user", "content": self.text},)
+
 
 COLUMNS: dict[str, Any] = {
     "token_ids": np.int32,

@@ -28,7 +28,7 @@ PROMPT = Prompt(
     np.array([1, 2]),
     answer="5",
     messages=(QUESTION,),
-    columns={"level": 3, "bits": np.arange(2)},
+    columns={"level": 3, "bits": np.arange(2), "seed": "a column"},
 )
 ADD = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
 

@@ -13,8 +13,8 @@ import pytest
 
 from dapo_rl.envs import endpoint as endpoint_module
 from dapo_rl.envs.endpoint import Endpoint
-from dapo_rl.envs.openai_format import AgentCall, ChatRequest, RequestError, read_message, sent_message
-from dapo_rl.envs.protocol import AssistantTurn, ToolCall
+from dapo_rl.envs.openai_format import ChatRequest, RequestError, read_message, sent_message
+from dapo_rl.envs.protocol import AssistantTurn, Opening, ToolCall
 from dapo_rl.errors import UserError
 
 pytestmark = pytest.mark.slow
@@ -121,7 +121,7 @@ def test_the_sdk_gets_the_turn_and_the_policy_the_conversation():
         ("token_id:8", -0.25),
     ]
     assert policy.calls == [
-        AgentCall(messages=({"role": "system", "content": "Be brief."}, USER), tools=(ADD,), max_tokens=9)
+        Opening(messages=({"role": "system", "content": "Be brief."}, USER), tools=(ADD,), max_tokens=9)
     ]
 
 
@@ -185,7 +185,7 @@ def test_tokens_in_tokens_out_as_in_vllm():
         "request_id": "abc",
     }
     reply = post(body, "/inference/v1/generate", policy)
-    assert policy.calls == [AgentCall(prompt_ids=(1, 2, 3), max_tokens=5)]
+    assert policy.calls == [Opening(prompt_ids=(1, 2, 3), max_tokens=5)]
     assert reply.headers["x-dapo-ignored"] == "stop_token_ids"
     got = reply.json()
     assert got["request_id"] == "abc"

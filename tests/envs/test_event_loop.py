@@ -9,7 +9,7 @@ from dataclasses import replace
 from support import make_prompt
 
 from dapo_rl.envs import AssistantTurn, event_loop
-from dapo_rl.envs.event_loop import AtWork, EventLoop
+from dapo_rl.envs.event_loop import EventLoop, calls_at_work
 from dapo_rl.envs.host import Host
 
 
@@ -47,7 +47,7 @@ def test_prompts_are_not_kept_once_their_episodes_have_begun():
 
 def test_results_that_are_too_long_for_one_reply_come_in_several(monkeypatch):
     monkeypatch.setattr(event_loop, "MAX_REPLY", 100_000)
-    loop = EventLoop(Host(Talker, "talker", False), 60.0, AtWork(1))
+    loop = EventLoop(Host(Talker, "talker", False), 60.0, calls_at_work(1))
     opens = [(number, "open", str(number), (make_prompt("p"), 0)) for number in range(1, 6)]
     steps = [(number + 5, "step", str(number), (AssistantTurn("?"),)) for number in range(1, 6)]
     loop.exchange(lambda: False, 0, [*opens, *steps], 0.0)

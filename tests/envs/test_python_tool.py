@@ -370,12 +370,12 @@ def test_containment_is_said_in_one_line():
 
 def test_containment_of_limits_alone(monkeypatch):
     monkeypatch.setattr(python_tool, "_best_means", lambda: "limits")
-    python_tool._measure.cache_clear()
+    python_tool.uncontained.cache_clear()
     try:
         assert "NOT contained: " in containment()
         assert "reading and writing the user's files" in uncontained()
     finally:
-        python_tool._measure.cache_clear()
+        python_tool.uncontained.cache_clear()
 
 
 def test_a_bubblewrap_that_is_not_permitted_is_not_used(tmp_path, monkeypatch):

@@ -17,13 +17,11 @@ from dapo_rl.envs.protocol import AssistantTurn, Observation, Opening, ToolCall
 from dapo_rl.envs.python_tool import python
 from dapo_rl.envs.tools import (
     MAX_RESULT,
-    AsyncToolsEnvironment,
     ObservationTooLongError,
     Tool,
     ToolsEnvironment,
     load_tools,
     method_tools,
-    tools_environment,
 )
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
@@ -106,7 +104,7 @@ def contents(environment, *calls):
 
 
 def test_schemas_are_those_of_transformers():
-    environment = tools_environment([multiply, paint])
+    environment = ToolsEnvironment([multiply, paint])
     assert environment.schemas == (get_json_schema(multiply), get_json_schema(paint))
     assert environment.stateless
 
@@ -121,7 +119,7 @@ def test_an_episode_opens_with_the_prompt_and_the_tools():
 
 def test_a_turn_without_calls_ends_the_episode():
     assert ToolsEnvironment([multiply]).step(AssistantTurn("6")) == Observation(done=True)
-    assert asyncio.run(tools_environment([slow]).step(AssistantTurn("6"))) == Observation(done=True)
+    assert asyncio.run(ToolsEnvironment([slow]).step(AssistantTurn("6"))) == Observation(done=True)
 
 
 def test_each_call_gets_a_message():
@@ -192,27 +190,25 @@ def test_long_results_are_cut_and_huge_ones_end_the_episode():
     with pytest.raises(ObservationTooLongError):
         environment.step(turn(("long", {"count": 5 << 20})))
     with pytest.raises(ObservationTooLongError):
-        asyncio.run(tools_environment([slow, long]).step(turn(("long", {"count": 5 << 20}))))
+        asyncio.run(ToolsEnvironment([slow, long]).step(turn(("long", {"count": 5 << 20}))))
 
 
 def test_asynchronous_tools_run_concurrently():
-    environment = tools_environment([slow, sleeps, multiply])
-    assert isinstance(environment, AsyncToolsEnvironment)
-    assert inspect.iscoroutinefunction(environment.step)
-    assert not inspect.iscoroutinefunction(tools_environment([multiply]).step)
+    environment = ToolsEnvironment([slow, sleeps, multiply])
+    assert not environment.is_async, "a tool can block the event loop"
+    assert ToolsEnvironment([slow]).is_async
+    assert not ToolsEnvironment([multiply]).is_async
     began = time.monotonic()
     calls = [("slow", {"name": str(n)}) for n in range(20)] + [("sleeps", {"name": "s"}), ("multiply", {"a": "x"})]
     found = contents(environment, *calls)
     assert time.monotonic() - began < 2
     assert found[:21] == [*map(str, range(20)), "s"]
     assert found[21].startswith("error: ")
-    with pytest.raises(ValueError, match="use tools_environment"):
-        ToolsEnvironment([slow])
 
 
 def test_a_cancelled_step_cancels_its_tools():
     async def play():
-        await asyncio.wait_for(tools_environment([slow]).step(turn(("slow", {"name": "a", "seconds": 60}))), 0.1)
+        await asyncio.wait_for(ToolsEnvironment([slow]).step(turn(("slow", {"name": "a", "seconds": 60}))), 0.1)
 
     with pytest.raises(TimeoutError):
         asyncio.run(play())
@@ -256,7 +252,7 @@ def test_methods_are_tools():
     counter = Counter()
     tools = method_tools(counter)
     assert [tool.__name__ for tool in tools] == ["increment", "look"]
-    environment = tools_environment(tools)
+    environment = ToolsEnvironment(tools)
     assert list(environment.schemas[0]["function"]["parameters"]["properties"]) == ["step"]
     contents(environment, ("increment", {"step": 3}))
     assert contents(environment, ("look", {})) == ["3"]
@@ -274,21 +270,21 @@ class Adder:
 
 
 def test_objects_that_can_be_called_are_tools():
-    environment = tools_environment([Adder()])
+    environment = ToolsEnvironment([Adder()])
     assert environment.schemas[0]["function"]["name"] == "Adder"
     assert contents(environment, ("Adder", {"a": 1})) == ["2"]
 
 
 def test_tools_with_schemas_of_their_own():
     schema = {"type": "function", "function": {"name": "any", "description": "", "parameters": {"type": "object"}}}
-    assert contents(tools_environment([Tool("any", schema, lambda **given: given)]), ("any", {"x": 1})) == ['{"x": 1}']
+    assert contents(ToolsEnvironment([Tool("any", schema, lambda **given: given)]), ("any", {"x": 1})) == ['{"x": 1}']
 
 
 def test_tools_are_loaded_by_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text('def hello() -> str:\n    """Says hello."""\n    return "hello"\n')
     tools = load_tools(["mine.py:hello", "python", "calculator", multiply])
-    environment = tools_environment(tools)
+    environment = ToolsEnvironment(tools)
     assert [s["function"]["name"] for s in environment.schemas] == ["hello", "python", "calculator", "multiply"]
     assert contents(environment, ("hello", {}), ("calculator", {"expression": "2**10"})) == ["hello", "1024"]
     assert contents(environment, ("calculator", {"expression": "1/0"})) == ["error: ValueError: division by zero"]
@@ -305,9 +301,9 @@ def test_tools_are_deterministic_if_all_of_them_say_so():
 
     sure.deterministic = True
     schema = Tool.of(sure).schema
-    assert tools_environment([calculator, sure]).deterministic
-    assert not tools_environment([sure, multiply]).deterministic
-    assert not tools_environment([python]).deterministic, "it has a clock, and random numbers"
+    assert ToolsEnvironment([calculator, sure]).deterministic
+    assert not ToolsEnvironment([sure, multiply]).deterministic
+    assert not ToolsEnvironment([python]).deterministic, "it has a clock, and random numbers"
     assert Tool("half", schema, functools.partial(sure, a=1)).deterministic
     assert not Tool("served", schema, lambda **given: given).deterministic
 

@@ -23,7 +23,7 @@ from dapo_rl.envs.trl_environment import (
     state_of,
 )
 from dapo_rl.errors import UserError
-from dapo_rl.rewards.environment_view import environment_views
+from dapo_rl.rewards.custom import EnvironmentView
 from dapo_rl.types import Prompt
 
 
@@ -243,9 +243,9 @@ def test_tools_besides_the_methods():
 
 def test_asynchronous_methods():
     env = TRLEnvironment(Judged)
-    assert all(inspect.iscoroutinefunction(method) for method in (env.open, env.step, env.result, env.close))
-    assert not inspect.iscoroutinefunction(TRLEnvironment(IncrementEnv).step)
-    assert inspect.iscoroutinefunction(TRLEnvironment({"a": IncrementEnv, "b": Judged}).step)
+    assert env.is_async
+    assert not TRLEnvironment(IncrementEnv).is_async
+    assert TRLEnvironment({"a": IncrementEnv, "b": Judged}).is_async
 
     async def play():
         opening = await env.open(prompt(), seed=1)
@@ -281,8 +281,8 @@ def test_an_asynchronous_tool_besides_synchronous_methods():
     env = TRLEnvironment(IncrementEnv, [wait])
 
     async def play():
-        await env.open(prompt(), seed=1)
-        return await env.step(calls("wait", seconds=0.0)), await env.step(END)
+        env.open(prompt(), seed=1)
+        return await env.step(calls("wait", seconds=0.0)), env.step(END)
 
     answer, last = asyncio.run(play())
     assert answer.messages[0]["content"] == "waited"
@@ -325,7 +325,7 @@ def test_what_reward_functions_get():
 
     state = state_of(Odd())
     assert state == {"shared": "class", "array": [1, 2], "number": 0.5, "pair": [1, "ä"], "_private": 3}
-    (view,) = environment_views([state])
+    view = EnvironmentView(**state)
     assert isinstance(view, SimpleNamespace)
     assert (view.number, view._private) == (0.5, 3)
     with pytest.raises(AttributeError, match="environments: no attribute 'get_reward'; reward functions get the attr"):
@@ -419,7 +419,7 @@ def test_in_other_processes():
     assert first[0] == second[0], "a group shares its task"
     assert first[0] != other[0]
     assert first[1].messages[0]["content"] == "4"
-    (view,) = environment_views([first[2].state])
+    view = EnvironmentView(**first[2].state)
     assert (view.counter, first[2].reward, first[2].done) == (4, 0.0, True)
 
 

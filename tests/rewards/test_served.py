@@ -7,7 +7,7 @@ from dapo_rl.envs import AtHand
 from dapo_rl.rewards import build_verifier
 from dapo_rl.rewards.served import MixedVerifier, Served
 from dapo_rl.rewards.validation import failure
-from dapo_rl.types import Trajectory, Verdict
+from dapo_rl.types import RewardPart, Trajectory, Verdict
 
 
 class Opinion(Served):
@@ -36,3 +36,11 @@ def test_an_opinion_is_compared_with_its_rule_where_the_rule_applies():
     assert judge.compared == [(True, "correct"), (False, "wrong")]
     assert other.compared == []
     assert [[part.name for part in verdict.parts] for verdict in verdicts] == [names] * 3
+
+
+def test_what_a_served_verifier_logs_comes_before_what_workers_log():
+    mixed = MixedVerifier([rule, Opinion("judge")], None, ["rule", "judge"], [None] * 2, RewardSettings(), {})
+    own, served = ({"a": 1, "b": 1}, {"b": 2, "c": 2})
+    local = Verdict(1.0, True, "correct", parts=(RewardPart("rule", 1.0),), extra=own)
+    (verdict,) = mixed.joined([local], {"judge": [Verdict(0.5, False, "wrong", extra=served)]}, 1)
+    assert (verdict.score, verdict.correct, verdict.extra) == (1.5, True, {"a": 1, "b": 2, "c": 2})

@@ -52,6 +52,10 @@ class Here:
         environment.answer = self.answer
         return environment
 
+    def answer_all(self, answer):
+        for environment in self._host._environments.values():
+            environment.answer = answer
+
     def _call(self, operation, key, *arguments):
         return finished(self._host.end(operation, key, self._host.begin(operation, key, arguments)))
 
@@ -89,8 +93,9 @@ class Letters:
 
 def after_a_turn(answer, **options):
     """The conversations, and one whose first turn has been answered."""
+    settings = EnvSettings(name="x:y", max_observation_tokens=options.pop("max_observation_tokens", 2048))
     limits = {"max_new_tokens": 100, "context": 200} | options
-    conversations = Conversations(Here(answer), Letters(), EnvSettings(name="x:y"), **limits)
+    conversations = Conversations(Here(answer), Letters(), settings, **limits)
     request = Request("draw-0", [1], 1, SamplingParams(100), 0)
     (conversation,) = conversations.new(request)
     conversations.opened(conversation, conversations.open(conversation, make_prompt("p")).result())
@@ -155,6 +160,20 @@ def test_an_agent_limits_the_turn_of_a_fork(answer):
     assert len(conversation.forks) == 1
     request = conversations.request(conversation, Request("draw-0", [1], 1, SamplingParams(100), 0))
     assert request.params.max_new_tokens == 3
+
+
+@pytest.mark.parametrize(("most", "goes_on"), [(7, False), (8, True)])
+def test_what_is_observed_before_and_after_a_fork_counts_together(most, goes_on):
+    conversations, conversation = after_a_turn(Observation("more"), max_observation_tokens=most)
+    for answer in (Observation(conversation=Opening(OTHER)), Observation("more")):
+        assert conversation.verdict is None
+        conversations.pool.answer_all(answer)
+        answered = conversations.end_turn(conversation, conversation.trajectory.then([7], [-0.5], 0))
+        last = conversations.answer(conversation, answered.result())
+        if last is not None:
+            conversations.answer(conversation, last.result())
+    assert len(conversation.forks) == 1
+    assert (conversation.verdict is None) is goes_on
 
 
 def test_a_replayed_episode_leaves_nothing_of_the_lost_one():

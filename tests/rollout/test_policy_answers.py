@@ -223,6 +223,25 @@ def test_a_stop_leaves_the_engine_empty_and_the_questions_waiting(tmp_path):
     assert ticket.result() == expected
 
 
+@pytest.mark.parametrize("restarts", [True, False])
+def test_an_interrupted_question_is_in_the_budget_once(tmp_path, restarts):
+    def stop():
+        raise StopRequested
+
+    setting = Setting(tmp_path, budget={"calls": 2})
+    setting.pool.begin(tmp_path)
+    setting.pool.submit(make_prompt("p", "1+1=?\n"), [Trajectory.of_text(text) for text in ("7", "2+2")])
+    with pytest.raises(StopRequested):
+        policy_of(setting.pool).answer(stop)
+    if restarts:
+        setting = Setting(tmp_path, budget={"calls": 2})
+        setting.pool.begin(tmp_path)
+    assert len(setting.judge("7", "2+2")) == 2
+    assert setting.pool.figures()["judge/calls"] == 2
+    with pytest.raises(StopRequested, match=r"budget\.calls: 2 calls are spent"):
+        setting.judge("9")
+
+
 def test_questions_that_were_given_up_are_not_asked(tmp_path):
     setting = Setting(tmp_path)
     ticket = setting.pool.submit(make_prompt("p", "1+1=?\n"), [Trajectory.of_text("7")])

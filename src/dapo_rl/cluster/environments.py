@@ -8,7 +8,7 @@ import os
 import pickle
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -18,8 +18,8 @@ from dapo_rl.base.quote import one_line
 from dapo_rl.cluster.exit_reason import describe_loss
 from dapo_rl.cluster.ray_session import import_ray, ray_logs, work_in
 from dapo_rl.config import EnvSettings
-from dapo_rl.envs.pool import EnvironmentPool, declares
-from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, ToolSchema
+from dapo_rl.envs.pool import EnvironmentPool, Environments
+from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure
 from dapo_rl.envs.replies import Result
 from dapo_rl.envs.shared_loops import finished
 from dapo_rl.errors import UserError
@@ -63,7 +63,7 @@ class _NodeActor:
     """How often."""
 
 
-class DistributedEnvironments:
+class DistributedEnvironments(Environments):
     """Environments on all nodes, with the methods of an `EnvironmentPool`. Episodes are dealt out to the nodes in turn.
 
     An actor that is lost ends its episodes as `lost`. It is started again before the next episode, on its node or on
@@ -81,11 +81,7 @@ class DistributedEnvironments:
         """`restarts`: how often each actor is started again. `note` is told of losses."""
         from ray import cloudpickle
 
-        self.name = name
-        self.tools: Sequence[ToolSchema] = getattr(factory, "tools", ())
-        self.deterministic = declares(factory, "deterministic")
-        self.takes_tokens = declares(factory, "takes_tokens")
-        self.has_state = declares(factory, "has_state")
+        super().__init__(factory, name)
         own = settings.model_copy(update={"workers": settings.workers_per_node})
         self._ray, self._restarts, self._note = import_ray(), restarts, note
         self._made = self._ray.remote(num_cpus=0, max_concurrency=AT_A_TIME, max_restarts=0)(EnvironmentActor)
@@ -100,10 +96,6 @@ class DistributedEnvironments:
         """Of the last loss."""
         self._look_at = 0.0
         self._episodes: dict[str, Any] = {}
-        self._keys = itertools.count()
-
-    def new_key(self) -> str:
-        return f"episode-{next(self._keys)}"
 
     def open(self, key: str, prompt: Prompt, seed: int) -> Future[Result]:
         self._episodes[key] = self._next_actor()

@@ -54,6 +54,9 @@ def _names(config: RunSettings) -> Iterator[str]:
     normalize = methods.get(algo.advantage.lower())
     yield from _unknown("algo.loss", algo.loss, LOSSES)
     yield from _unknown("algo.advantage", algo.advantage, ADVANTAGES, normalize and f"set algo.normalize={normalize}")
+    if (config.env.name or "").startswith("openenv:"):
+        fault = fault_of_credentials(config.env.name or "", "leave it out: OpenEnv servers take none")
+        yield from [f"env.name: {fault}"] if fault else []
     for entry in config.reward.verifiers:
         if not is_judge(entry.verifier):
             yield from _unknown("reward.verifier", entry.verifier, VERIFIERS)

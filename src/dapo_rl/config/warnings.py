@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from dapo_rl.base.urls import has_open_password
 from dapo_rl.config.settings import RunSettings
 from dapo_rl.objectives import LOSSES
 
@@ -31,6 +32,11 @@ def warnings(config: RunSettings) -> Iterator[str]:
         yield (
             f"algo.loss={config.algo.loss}: tokens are selected by the engine's log-probabilities, and the ratio of a "
             "step's first update is about 1; set algo.proximal=recomputed train.mini_batches=4"
+        )
+    if any(has_open_password(server) for server in config.env.mcp):
+        yield (
+            "env.mcp: a password in a URL stands in config.yaml; write ${NAME} in its place, and set the environment "
+            "variable NAME to it"
         )
     lora, cluster = config.model.lora, config.cluster
     if lora is not None and lora.dropout:

@@ -32,12 +32,12 @@ import ssl
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from typing import Any
 
 from dapo_rl.base.load import load_function, spec_of
 from dapo_rl.base.quote import describe, one_line, shown
 from dapo_rl.envs.endpoint import Endpoint
-from dapo_rl.envs.openai_format import AgentCall
 from dapo_rl.envs.protocol import AgentError, AssistantTurn, InvalidAnswerError, Observation, Opening
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt, Verdict
@@ -70,7 +70,7 @@ class AgentEnvironment:
         self.name = agent if isinstance(agent, str) else spec_of(agent)
         self._agent = load_function(agent) if isinstance(agent, str) and FUNCTION.fullmatch(agent) else agent
         self._settings = (model, max_model_len, host, port, tls and (tls[0], tls[1]))
-        self._calls: deque[tuple[AgentCall, asyncio.Future[AssistantTurn]]] = deque()
+        self._calls: deque[tuple[Opening, asyncio.Future[AssistantTurn]]] = deque()
         self._news = asyncio.Event()
         self._running: asyncio.Task[Any] | None = None
         self._answer: asyncio.Future[AssistantTurn] | None = None
@@ -89,7 +89,7 @@ class AgentEnvironment:
                 f"env.agent: {self.name} ended without calling the endpoint; it must send its requests to the client "
                 "that it gets, or to OPENAI_BASE_URL"
             )
-        return Opening(call.messages, call.tools, call.prompt_ids, call.max_tokens)
+        return call
 
     async def step(self, turn: AssistantTurn) -> Observation:
         if self._answer is not None and not self._answer.done():
@@ -121,13 +121,13 @@ class AgentEnvironment:
         if self._running.done() and not self._running.cancelled():
             self._running.exception()  # marks it as seen
 
-    async def _receive(self, call: AgentCall) -> AssistantTurn:
+    async def _receive(self, call: Opening) -> AssistantTurn:
         answer: asyncio.Future[AssistantTurn] = asyncio.get_running_loop().create_future()
         self._calls.append((call, answer))
         self._news.set()
         return await answer
 
-    async def _next_call(self) -> AgentCall | None:
+    async def _next_call(self) -> Opening | None:
         """The agent's next call, or None when it has ended. Calls whose clients have disconnected are skipped."""
         running = self._running
         assert running is not None
@@ -152,7 +152,7 @@ class AgentEnvironment:
         except InvalidAnswerError as error:
             raise AgentError(f"env.agent: {self.name}: {error}") from None
         except BaseException as error:
-            raise AgentError(f"env.agent: {self.name}: {describe(error)}") from error
+            raise self._failure(error) from error
 
     async def _run(self, task: dict[str, Any]) -> Any:
         try:
@@ -163,48 +163,35 @@ class AgentEnvironment:
                     return await self._agent(task, client)
             return await self._run_in_thread(self._agent, task)
         except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop, with the episodes of others
-            raise AgentError(f"env.agent: {self.name}: {describe(error)}") from error
+            raise self._failure(error) from error
 
     async def _run_in_thread(self, function: Callable[..., Any], task: dict[str, Any]) -> Any:
         """A thread of its own: those of a pool could all be taken by agents that wait, and would keep a process alive
         that ends."""
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[Any] = loop.create_future()
+        result: Future[Any] = Future()
+        result.set_running_or_notify_cancel()
 
-        def tell(value: Any, error: BaseException | None) -> None:
-            if result.done():
-                return
-            if error is None:
-                result.set_result(value)
-            else:
-                failure = AgentError(f"env.agent: {self.name}: {describe(error)}")
+        def work() -> None:
+            try:
+                with _client("OpenAI", self._endpoint, self._secret) as client:
+                    result.set_result(function(task, client))
+            except BaseException as error:
+                failure = self._failure(error)
                 failure.__cause__ = error
                 result.set_exception(failure)
 
-        def work() -> None:
-            value, failed = None, None
-            try:
-                with _client("OpenAI", self._endpoint, self._secret) as client:
-                    value = function(task, client)
-            except BaseException as error:
-                failed = error
-            with contextlib.suppress(RuntimeError):  # the loop may have been closed
-                loop.call_soon_threadsafe(tell, value, failed)
-
         threading.Thread(target=work, name="agent", daemon=True).start()
-        return await result
+        return await asyncio.wrap_future(result)
+
+    def _failure(self, error: BaseException) -> AgentError:
+        return AgentError(f"env.agent: {self.name}: {describe(error)}")
 
 
 def task_of(prompt: Prompt, seed: int) -> dict[str, Any]:
     """What an agent gets."""
-    messages = prompt.messages or ({"role": "user", "content": prompt.text},)
-    return {
-        "seed": seed,
-        **prompt.columns,
-        "prompt": messages[-1]["content"],
-        "messages": [dict(message) for message in messages],
-        "answer": prompt.answer,
-    }
+    messages = [dict(message) for message in prompt.conversation]
+    given = {"prompt": messages[-1]["content"], "messages": messages, "answer": prompt.answer, "seed": seed}
+    return {**prompt.columns, **given}
 
 
 def last_observation(reward: Any) -> Observation:

@@ -29,10 +29,8 @@ class Factory:
         """Its class, which says whether it is asynchronous, stateless and deterministic."""
         self.tools: Sequence[ToolSchema] = ()
         """The tools of all episodes, where they are known before one begins."""
-        self.blocks = False
-        """Whether it is asynchronous in part only: a call can then block an event loop."""
-        self.deterministic = False
-        """Whether the environments it makes are deterministic, where their class does not say it of all."""
+        self.is_async = self.deterministic = False
+        """Whether the environments it makes are, where their class does not say it of all."""
         self._arguments, self._options = arguments, options
 
     def __call__(self) -> Any:
@@ -119,13 +117,13 @@ def environment_rows(config: Config, source: Any) -> Any:
 
 def _named(name: str, settings: EnvSettings) -> Factory | TRLEnvironments:
     prefix, colon, rest = name.partition(":")
-    if not colon:
-        if name not in BUILTIN:
-            hint = did_you_mean(nearest(name, BUILTIN), f"built in are {', '.join(BUILTIN)}")
-            raise UserError(f"env.name: no environment {name!r}; a class is named file.py:Class or module:Class{hint}")
+    if name in BUILTIN:
         return _with_options(BUILTIN[name], settings)
+    if not colon:
+        hint = did_you_mean(nearest(name, BUILTIN), f"built in are {', '.join(BUILTIN)}")
+        raise UserError(f"env.name: no environment {name!r}; a class is named file.py:Class or module:Class{hint}")
     if prefix in ADAPTERS:
-        return ADAPTERS[prefix](rest, settings)
+        return _adapted(prefix, rest, settings)
     kind = load_function(name)
     if is_trl_environment(kind):
         check_class(kind, "env.name")
@@ -156,57 +154,44 @@ def _check_methods(kind: Any, name: str) -> None:
             ) from None
 
 
-def _with_options(kind: Callable[..., Any], settings: EnvSettings) -> Factory:
+def _with_options(kind: Callable[..., Any], settings: EnvSettings, *arguments: Any) -> Factory:
     try:
         signature = inspect.signature(kind)
-        signature.bind(**settings.options)
+        signature.bind(*arguments, **settings.options)
     except TypeError as error:
         takes = f"it takes {', '.join(signature.parameters)}" if signature.parameters else "it takes none"
         raise UserError(f"env.options: {getattr(kind, '__name__', kind)}: {error}; {takes}") from None
     except ValueError:
         pass
-    return Factory(kind, **settings.options)
+    return Factory(kind, *arguments, **settings.options)
 
 
 def _of_tools(settings: EnvSettings, tools: Sequence[Any]) -> Factory:
-    from dapo_rl.envs.tools import Tool, load_tools, tools_environment
+    from dapo_rl.envs.tools import Tool, ToolsEnvironment, load_tools
 
     loaded = load_tools([*settings.tools, *tools])
     if settings.mcp:
         from dapo_rl.envs.mcp_tools import mcp_tools
 
         loaded += [Tool(each.name, each.schema, each) for server in settings.mcp for each in mcp_tools(server)]
-    environment = tools_environment(loaded)
-    factory = Factory(type(environment), loaded)
-    factory.tools, factory.blocks = environment.schemas, environment.blocks
+    environment = ToolsEnvironment(loaded)
+    factory = Factory(ToolsEnvironment, loaded)
+    factory.tools, factory.is_async = environment.schemas, environment.is_async
     factory.deterministic = environment.deterministic
     return factory
 
 
-def _of_openenv(url: str, settings: EnvSettings) -> Factory:
-    from dapo_rl.envs.openenv import OpenEnv
-
-    factory = Factory(OpenEnv, url, **settings.options)
-    factory.deterministic = bool(settings.options.get("deterministic"))
-    return factory
-
-
-def _of_gymnasium(name: str, settings: EnvSettings) -> Factory:
-    from dapo_rl.envs.gymnasium_env import Gymnasium
-
-    Gymnasium(name, **settings.options).close()  # a wrong name is found before a model is loaded
-    return Factory(Gymnasium, name, **settings.options)
-
-
-def _of_textarena(name: str, settings: EnvSettings) -> Factory:
-    from dapo_rl.envs.textarena_env import TextArena
-
-    TextArena(name, **settings.options)
-    return Factory(TextArena, name, **settings.options)
-
-
-ADAPTERS: dict[str, Callable[[str, EnvSettings], Factory]] = {
-    "openenv": _of_openenv,
-    "gymnasium": _of_gymnasium,
-    "textarena": _of_textarena,
+ADAPTERS = {
+    "openenv": "dapo_rl.envs.openenv:OpenEnv",
+    "gymnasium": "dapo_rl.envs.gymnasium_env:Gymnasium",
+    "textarena": "dapo_rl.envs.textarena_env:TextArena",
 }
+
+
+def _adapted(prefix: str, name: str, settings: EnvSettings) -> Factory:
+    factory = _with_options(load_function(ADAPTERS[prefix]), settings, name)
+    example = factory()  # a wrong name is found before a model is loaded
+    if prefix == "gymnasium":
+        example.close()
+    factory.deterministic = example.deterministic
+    return factory

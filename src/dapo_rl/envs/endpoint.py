@@ -31,11 +31,11 @@ from starlette.types import Receive, Scope, Send
 
 from dapo_rl.base.quote import describe, one_line
 from dapo_rl.base.unicode import is_unicode
-from dapo_rl.envs.openai_format import AgentCall, ChatRequest, GenerateRequest, RequestError, model_list
-from dapo_rl.envs.protocol import AssistantTurn
+from dapo_rl.envs.openai_format import ChatRequest, GenerateRequest, RequestError, model_list
+from dapo_rl.envs.protocol import AssistantTurn, Opening
 from dapo_rl.errors import UserError
 
-Handle = Callable[[AgentCall], Awaitable[AssistantTurn]]
+Handle = Callable[[Opening], Awaitable[AssistantTurn]]
 
 BODY_LIMIT = 8 * 2**20
 DRAIN_LIMIT = 8 * BODY_LIMIT
@@ -222,13 +222,9 @@ class Endpoint:
             raise _ended()
         raise RequestError("the API key is not the secret of an episode", 401, "invalid_api_key")
 
-    async def _take_turn(self, episode: _Episode, call: AgentCall, request: Request) -> AssistantTurn:
+    async def _take_turn(self, episode: _Episode, call: Opening, request: Request) -> AssistantTurn:
         """Waits for the policy; cancelled when the client disconnects or the episode ends."""
-
-        async def handle() -> AssistantTurn:
-            return await episode.handle(call)
-
-        turn = asyncio.ensure_future(handle())
+        turn = asyncio.ensure_future(episode.handle(call))
         left = asyncio.ensure_future(_disconnected(request))
         episode.waiting.add(turn)
         try:

@@ -14,28 +14,19 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from dapo_rl.envs.host import Host, awaited
-from dapo_rl.envs.protocol import (
-    EpisodeFailure,
-)
+from dapo_rl.envs.protocol import EpisodeFailure
 from dapo_rl.envs.replies import OUT_OF_MEMORY, Operation, Result, encode_bounded, encode_result
 from dapo_rl.workers.limits import MAX_REPLY
 
+AtWork = memoryview
 _REPLY_FRAME, _RESULT_FRAME = 64, 32
 """Bytes, at most, around the results of a reply and around each of them."""
 
 
-class AtWork:
-    """Tells the run which call the event loop of each process was working at when it blocked or ended."""
-
-    def __init__(self, processes: int) -> None:
-        self._cells = mmap.mmap(-1, 8 * processes)  # shared by the run and its workers
-
-    def set(self, process: int, number: int) -> None:
-        """Calls are numbered from 1; 0: none."""
-        self._cells[8 * process : 8 * process + 8] = number.to_bytes(8)
-
-    def get(self, process: int) -> int:
-        return int.from_bytes(self._cells[8 * process : 8 * process + 8])
+def calls_at_work(processes: int) -> AtWork:
+    """Tells the run which call the event loop of each process was working at when it blocked or ended. Calls are
+    numbered from 1; 0: none."""
+    return memoryview(mmap.mmap(-1, 8 * processes)).cast("Q")  # shared by the run and its workers
 
 
 class EventLoop:
@@ -94,9 +85,7 @@ class EventLoop:
         if self._loop is None:
             self._process, self._pid = process, os.getpid()
             self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(
-                target=self._run_loop, args=(self._loop,), name="dapo-environments", daemon=True
-            )
+            self._thread = threading.Thread(target=self._run_loop, args=(self._loop,), daemon=True)
             self._thread.start()
         return self._loop
 
@@ -144,7 +133,7 @@ class EventLoop:
         sent: Any = None
         error: BaseException | None = None
         while True:
-            self._at_work.set(self._process, number)
+            self._at_work[self._process] = number
             try:
                 if work is None:
                     value = begin()
@@ -156,7 +145,7 @@ class EventLoop:
             except StopIteration as end:
                 return end.value
             finally:
-                self._at_work.set(self._process, 0)
+                self._at_work[self._process] = 0
             try:
                 sent, error = (yield yielded), None
             except BaseException as thrown:

@@ -46,7 +46,9 @@ class Gymnasium:
         self._render, self._reset = render, dict(reset or {})
         self._env = _made(name, {**({"render_mode": "ansi"} if render else {}), **(make or {})})
         self._space = self._env.action_space
-        self._check_actions(name)
+        self._takes_text, self._numbers = _kinds(name, self._space)
+        if self._actions and len(self._actions) != (size := len(self._numbers)):
+            raise UserError(f"env.options.actions has {len(self._actions)} names; {PREFIX}{name} has {size} actions")
 
     def open(self, prompt: Prompt, seed: int) -> Opening:
         observed, _ = self._env.reset(seed=seed, options=self._reset or None)
@@ -63,42 +65,25 @@ class Gymnasium:
     def close(self) -> None:
         self._env.close()
 
-    def _check_actions(self, name: str) -> None:
-        from gymnasium import spaces
-
-        if not isinstance(self._space, spaces.Discrete | spaces.Text):
-            raise UserError(
-                f"env.name: {PREFIX}{name} has actions in {shown(self._space)}, which a text does not choose; "
-                "Discrete and Text do, and an environment of your own can wrap it"
-            )
-        size = int(self._space.n) if isinstance(self._space, spaces.Discrete) else 0
-        if self._actions and len(self._actions) != size:
-            raise UserError(f"env.options.actions has {len(self._actions)} names; {PREFIX}{name} has {size} actions")
-
     @property
     def _expected(self) -> str:
-        from gymnasium import spaces
-
-        if isinstance(self._space, spaces.Text):
+        if self._takes_text:
             return f"write {self._space.min_length} to {self._space.max_length} of its characters"
-        first = int(self._space.start)
-        numbers = f"a number from {first} to {first + int(self._space.n) - 1}"
-        return f"write one of {', '.join(self._actions)}" if self._actions else f"write {numbers}"
+        if self._actions:
+            return f"write one of {', '.join(self._actions)}"
+        return f"write a number from {self._numbers[0]} to {self._numbers[-1]}"
 
     def _action_of(self, text: str) -> Any:
         """The action, or None."""
-        from gymnasium import spaces
-
         text = text.strip()
-        if isinstance(self._space, spaces.Text):
+        if self._takes_text:
             return text if self._space.contains(text) else None
-        first = int(self._space.start)
         named = self._named(text)
         if len(named) == 1:
-            return first + named[0]
-        numbers = re.findall(r"(?<![\w.])-?\d{1,18}(?![\w.]*\d)", text)
-        number = int(numbers[-1]) if numbers and not named else first - 1
-        return number if first <= number < first + int(self._space.n) else None
+            return self._numbers[named[0]]
+        written = re.findall(r"(?<![\w.])-?\d{1,18}(?![\w.]*\d)", text)
+        number = int(written[-1]) if written and not named else None
+        return number if number in self._numbers else None
 
     def _named(self, text: str) -> list[int]:
         """The actions whose names are in the text. A name inside a longer one, as in `up left`, is not meant."""
@@ -113,6 +98,20 @@ class Gymnasium:
         if self._render:
             return str(self._env.render()).strip()
         return observed if isinstance(observed, str) else json.dumps(_plain(observed), ensure_ascii=False)
+
+
+def _kinds(name: str, space: Any) -> tuple[bool, range]:
+    """Whether actions are texts, or else their numbers."""
+    from gymnasium import spaces
+
+    if isinstance(space, spaces.Text):
+        return True, range(0)
+    if isinstance(space, spaces.Discrete):
+        return False, range(int(space.start), int(space.start) + int(space.n))
+    raise UserError(
+        f"env.name: {PREFIX}{name} has actions in {shown(space)}, which a text does not choose; "
+        "Discrete and Text do, and an environment of your own can wrap it"
+    )
 
 
 def _made(name: str, arguments: Mapping[str, Any]) -> Any:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
+import pickle
 import random
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from dapo_rl.envs.protocol import (
-    Observation,
-)
-from dapo_rl.envs.replies import GoneError, Operation, Result, failure_of, observation_of, opening_of
+from dapo_rl.envs.protocol import Observation
+from dapo_rl.envs.replies import GoneError, Operation, Result, encode_result, failure_of, observation_of, opening_of
 from dapo_rl.types import Prompt
 
 
@@ -57,6 +58,17 @@ class Host:
         if operation == "close" or (operation == "result" and value is None):
             return Observation()
         return observation_of(value)
+
+    def call(self, body: bytearray, runner: asyncio.Runner) -> dict[str, Any]:
+        """A whole call, as a row. One runner for all: connections of an environment stay open."""
+        try:
+            operation, key, arguments = pickle.loads(body)
+            value = self.begin(operation, key, arguments)
+            if inspect.isawaitable(value):
+                value = runner.run(awaited(value))
+            return encode_result(self.end(operation, key, value))
+        except BaseException as error:  # including SystemExit and KeyboardInterrupt of the user's code
+            return encode_result(self.failed(error))
 
     def failed(self, error: BaseException) -> Result:
         return failure_of(self._name, error)

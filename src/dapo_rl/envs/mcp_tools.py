@@ -2,7 +2,8 @@
 of one that speaks streamable HTTP.
 
 A command gets few variables of the run's environment, as MCP clients do it: PATH, HOME and the like. Others are set on
-its command line: `env KEY=value command`. Each process has one connection to a server, shared by all its episodes.
+its command line: `env KEY=value command`. In a URL, `${NAME}` stands for a variable of the run's. Each process has one
+connection to a server, shared by all its episodes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from dapo_rl.base.quote import one_line, printable
-from dapo_rl.envs.protocol import ToolSchema
+from dapo_rl.base.urls import with_variables
+from dapo_rl.envs.protocol import ToolSchema, tool_schema
 from dapo_rl.errors import UserError
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class MCPTool:
         return str(self.schema["function"]["name"])
 
     async def __call__(self, **arguments: Any) -> str:
+        """The result's text. Raises MCPToolError with it if the tool says that it failed."""
         return await MCPTools.shared(self.server).call(self.name, arguments)
 
 
@@ -69,18 +72,11 @@ class MCPTools:
         with cls._lock:
             return cls._of_process.setdefault((os.getpid(), server), cls(server))
 
-    async def schemas(self) -> list[ToolSchema]:
-        return await _elsewhere(self._schemas())
-
     async def call(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """The result's text. Raises MCPToolError with it if the tool says that it failed."""
         return await _elsewhere(self._call(name, arguments))
 
     async def close(self) -> None:
         await _elsewhere(self._close())
-
-    async def _schemas(self) -> list[ToolSchema]:
-        return await _schemas_of(await self._client())
 
     async def _call(self, name: str, arguments: Mapping[str, Any]) -> str:
         from mcp import MCPError
@@ -197,7 +193,7 @@ def _transport(server: str, stderr: TextIO) -> Any:
     from mcp.client.stdio import StdioServerParameters, stdio_client
 
     if server.startswith(("http://", "https://")):
-        return server
+        return with_variables(server, "env.mcp")
     try:
         words = shlex.split(server)
     except ValueError as error:
@@ -246,10 +242,7 @@ def _label(server: str) -> str:
         return one_line(re.sub("=.*", "=…", server, flags=re.DOTALL))
     if not any(map(_VARIABLE.match, words)):
         return one_line(server)
-    starts = map(_VARIABLE.match, words)
-    return one_line(
-        " ".join(f"{found[0]}…" if found else shlex.quote(w) for found, w in zip(starts, words, strict=True))
-    )
+    return one_line(" ".join(f"{set_[0]}…" if (set_ := _VARIABLE.match(word)) else shlex.quote(word) for word in words))
 
 
 def _leaf(error: BaseException) -> BaseException:
@@ -263,9 +256,7 @@ async def _schemas_of(client: Client) -> list[ToolSchema]:
     cursor: str | None = None
     while True:
         page = await client.list_tools(cursor=cursor)
-        for tool in page.tools:
-            function = {"name": tool.name, "description": tool.description or "", "parameters": tool.input_schema}
-            schemas.append({"type": "function", "function": function})
+        schemas += [tool_schema(tool.name, tool.description, tool.input_schema) for tool in page.tools]
         cursor = page.next_cursor
         if cursor is None:
             return schemas

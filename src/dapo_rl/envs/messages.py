@@ -10,23 +10,16 @@ from types import MappingProxyType
 from typing import Any
 
 from dapo_rl.base.quote import one_line, shown
-from dapo_rl.envs.protocol import Message, ToolSchema
+from dapo_rl.envs.protocol import Message, Messages, Tools, ToolSchema, tool_call, tool_schema
 from dapo_rl.envs.tool_syntax import Parsed
 from dapo_rl.errors import UserError
 
 QUESTION: Message = MappingProxyType({"role": "user", "content": "Question"})
-PROBE: ToolSchema = {
-    "type": "function",
-    "function": {
-        "name": "look_up",
-        "description": "Looks up a word.",
-        "parameters": {
-            "type": "object",
-            "properties": {"word": {"type": "string", "description": "The word."}},
-            "required": ["word"],
-        },
-    },
-}
+PROBE = tool_schema(
+    "look_up",
+    "Looks up a word.",
+    {"type": "object", "properties": {"word": {"type": "string", "description": "The word."}}, "required": ["word"]},
+)
 
 
 class ToolCheck:
@@ -35,8 +28,8 @@ class ToolCheck:
     def __init__(
         self,
         tokenizer: Any,
-        render_ids: Callable[[Sequence[Message], Sequence[ToolSchema]], list[int]],
-        parse: Callable[[Sequence[int], Sequence[ToolSchema]], Parsed],
+        render_ids: Callable[[Messages, Tools], list[int]],
+        parse: Callable[[Sequence[int], Tools], Parsed],
     ) -> None:
         self._tokenizer, self._render_ids, self._parse = tokenizer, render_ids, parse
         self._fine: set[str] = set()
@@ -53,7 +46,7 @@ class ToolCheck:
         """Whether the template writes calls in a form that is read back."""
         return self._is_read_back(tool_name(PROBE))
 
-    def __call__(self, tools: Sequence[ToolSchema]) -> None:
+    def __call__(self, tools: Tools) -> None:
         names = {tool_name(tool) for tool in tools} - self._fine
         if not names:
             return
@@ -68,8 +61,7 @@ class ToolCheck:
         self._fine |= names
 
     def _is_read_back(self, name: str) -> bool:
-        call = {"id": "call00000", "type": "function", "function": {"name": name, "arguments": {}}}
-        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+        turn = {"role": "assistant", "content": "", "tool_calls": [tool_call("call00000", name, {})]}
         result = {"role": "tool", "name": name, "tool_call_id": "call00000", "content": ""}
         try:
             before = self._render_ids([QUESTION], [PROBE])
@@ -125,7 +117,7 @@ def tool_name(tool: ToolSchema) -> str:
     return str((tool.get("function") or tool).get("name", ""))
 
 
-def with_system(messages: Sequence[Message], system: str | None) -> tuple[Message, ...]:
+def with_system(messages: Messages, system: str | None) -> tuple[Message, ...]:
     """With the system prompt first, unless there is a system message."""
     if not system or not messages or messages[0].get("role") == "system":
         return tuple(messages)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dapo_rl.base.quote import shown
-from dapo_rl.envs.protocol import AssistantTurn, Message, ToolSchema
+from dapo_rl.envs.protocol import AssistantTurn, Message, Opening, ToolSchema, tool_call
 
 ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 CHAT_KEYS = {
@@ -22,16 +22,6 @@ SAMPLING_KEYS = {"max_tokens", "n", "logprobs", "skip_special_tokens", "detokeni
 LOWEST_LOGPROB = -9999.0
 """As in vLLM, for numbers that JSON cannot express."""
 PARAMETER = re.compile(r"[A-Za-z0-9_]{1,40}")
-
-
-@dataclass(frozen=True, slots=True)
-class AgentCall:
-    """A request for a turn of the policy: a conversation, or the tokens before the turn."""
-
-    messages: tuple[Message, ...] = ()
-    tools: tuple[ToolSchema, ...] = ()
-    prompt_ids: tuple[int, ...] = ()
-    max_tokens: int | None = None
 
 
 class RequestError(Exception):
@@ -47,18 +37,37 @@ class RequestError(Exception):
         return {"error": {"message": str(self), "type": kind, "param": None, "code": self.code}}
 
 
-@dataclass(frozen=True, slots=True)
-class ChatRequest:
-    """`POST /v1/chat/completions`"""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What both kinds of requests have."""
 
-    call: AgentCall
-    stream: bool = False
-    usage_chunk: bool = False
-    logprobs: bool = False
-    return_token_ids: bool = False
-    stop: tuple[str, ...] = ()
+    call: Opening
+    """The conversation, or the tokens, before the turn of the policy that it asks for."""
+    stream: bool
+    usage_chunk: bool
+    return_token_ids: bool
+    logprobs: bool
     ignored: tuple[str, ...] = ()
     """Parameters without effect, such as `temperature`."""
+
+    def _with_prompt(self, body: dict[str, Any], turn: AssistantTurn) -> dict[str, Any]:
+        return {**body, "prompt_token_ids": list(turn.prompt_ids)} if self.return_token_ids else body
+
+
+def _options(body: Mapping[str, Any]) -> dict[str, bool]:
+    options = body.get("stream_options")
+    return {
+        "stream": bool(body.get("stream")),
+        "usage_chunk": isinstance(options, dict) and bool(options.get("include_usage")),
+        "return_token_ids": bool(body.get("return_token_ids")),
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatRequest(_Asked):
+    """`POST /v1/chat/completions`"""
+
+    stop: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> ChatRequest:
@@ -74,7 +83,7 @@ class ChatRequest:
             raise RequestError("tools: expected a list")
         checked = tuple(_check_tool(tool, f"tools[{place}]") for place, tool in enumerate(tools))
         limit = body.get("max_completion_tokens")
-        call = AgentCall(
+        call = Opening(
             messages=tuple(read_message(message, f"messages[{place}]") for place, message in enumerate(messages)),
             tools=() if choice == "none" else checked,
             max_tokens=_check_limit(body.get("max_tokens") if limit is None else limit),
@@ -83,40 +92,30 @@ class ChatRequest:
         stop = (stop,) if isinstance(stop, str) else stop
         if not isinstance(stop, list | tuple) or not all(isinstance(end, str) for end in stop):
             raise RequestError("stop: expected a text or a list of texts")
-        options = body.get("stream_options")
         return cls(
-            call,
-            stream=bool(body.get("stream")),
-            usage_chunk=isinstance(options, dict) and bool(options.get("include_usage")),
+            call=call,
             logprobs=bool(body.get("logprobs")),
-            return_token_ids=bool(body.get("return_token_ids")),
             stop=tuple(end for end in stop if end),
             ignored=_ignored(body, CHAT_KEYS, ["tool_choice"] if choice not in (None, "auto", "none") else []),
+            **_options(body),
         )
 
     def response(self, turn: AssistantTurn, model: str) -> dict[str, Any]:
         message = sent_message(turn, self.stop)
         choice = {"index": 0, "message": message, **self._rest(turn, message)}
         body = {**_head("chat.completion", model), "choices": [choice], "usage": _usage(turn)}
-        if self.return_token_ids:
-            body["prompt_token_ids"] = list(turn.prompt_ids)
-        return body
+        return self._with_prompt(body, turn)
 
     def chunks(self, turn: AssistantTurn, model: str) -> list[dict[str, Any]]:
         """The whole turn in one chunk, the finish reason in another, and the usage, if asked for."""
         head = _head("chat.completion.chunk", model)
-        message = sent_message(turn, self.stop)
-        rest = self._rest(turn, message)
+        delta = sent_message(turn, self.stop)
+        rest = self._rest(turn, delta)
         finish_reason = rest.pop("finish_reason")
-        delta = dict(message)
         if "tool_calls" in delta:
             delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(delta["tool_calls"])]
-        first: dict[str, Any] = {
-            **head,
-            "choices": [{"index": 0, "delta": delta, "finish_reason": None, **rest}],
-        }
-        if self.return_token_ids:
-            first["prompt_token_ids"] = list(turn.prompt_ids)
+        choice = {"index": 0, "delta": delta, "finish_reason": None, **rest}
+        first = self._with_prompt({**head, "choices": [choice]}, turn)
         last = {**head, "choices": [{"index": 0, "delta": {}, "logprobs": None, "finish_reason": finish_reason}]}
         return [first, last, *([{**head, "choices": [], "usage": _usage(turn)}] if self.usage_chunk else [])]
 
@@ -124,26 +123,16 @@ class ChatRequest:
         finish_reason = _finish_reason(turn)
         if finish_reason == "stop" and "tool_calls" in message:
             finish_reason = "tool_calls"
-        rest: dict[str, Any] = {
-            "logprobs": _logprobs(turn, top=False) if self.logprobs else None,
-            "finish_reason": finish_reason,
-        }
-        if self.return_token_ids:
-            rest["token_ids"] = list(turn.token_ids)
-        return rest
+        logprobs = _logprobs(turn, top=False) if self.logprobs else None
+        ids = {"token_ids": list(turn.token_ids)} if self.return_token_ids else {}
+        return {"logprobs": logprobs, "finish_reason": finish_reason, **ids}
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateRequest:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest(_Asked):
     """`POST /inference/v1/generate`, as in vLLM."""
 
-    call: AgentCall
     request_id: str
-    stream: bool = False
-    usage_chunk: bool = False
-    logprobs: bool = False
-    return_token_ids: bool = False
-    ignored: tuple[str, ...] = ()
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> GenerateRequest:
@@ -157,30 +146,18 @@ class GenerateRequest:
         if not isinstance(ids, list) or not ids or not all(type(i) is int and 0 <= i < 2**31 for i in ids):
             raise RequestError("token_ids: expected a list of at least one token id")
         request_id = body.get("request_id")
-        options = body.get("stream_options")
         return cls(
-            AgentCall(prompt_ids=tuple(ids), max_tokens=_check_limit(params.get("max_tokens"))),
+            call=Opening(prompt_ids=tuple(ids), max_tokens=_check_limit(params.get("max_tokens"))),
             request_id=request_id if isinstance(request_id, str) and request_id else uuid.uuid4().hex,
-            stream=bool(body.get("stream")),
-            usage_chunk=isinstance(options, dict) and bool(options.get("include_usage")),
             logprobs=params.get("logprobs") is not None,
-            return_token_ids=bool(body.get("return_token_ids")),
             ignored=_ignored(params, SAMPLING_KEYS),
+            **_options(body),
         )
 
     def response(self, turn: AssistantTurn, model: str) -> dict[str, Any]:
-        body = {
-            "request_id": self.request_id,
-            "model": model,
-            "created": int(time.time()),
-            "choices": [self._choice(turn)],
-            "usage": _usage(turn),
-            "prompt_logprobs": None,
-            "kv_transfer_params": None,
-        }
-        if self.return_token_ids:
-            body["prompt_token_ids"] = list(turn.prompt_ids)
-        return body
+        head = {"request_id": self.request_id, "model": model, "created": int(time.time())}
+        rest = {"usage": _usage(turn), "prompt_logprobs": None, "kv_transfer_params": None}
+        return self._with_prompt({**head, "choices": [self._choice(turn)], **rest}, turn)
 
     def chunks(self, turn: AssistantTurn, model: str) -> list[dict[str, Any]]:
         usage = {"request_id": self.request_id, "choices": [], "usage": _usage(turn)}
@@ -208,11 +185,9 @@ def sent_message(turn: AssistantTurn, stop: tuple[str, ...] = ()) -> dict[str, A
     found = [place for end in stop if (place := turn.text.find(end)) >= 0]
     text = turn.text[: min(found)] if found else turn.text
     calls = [
-        {
-            "id": call.id or f"call_{turn.number}_{place}",
-            "type": "function",
-            "function": {"name": call.name, "arguments": json.dumps(dict(call.arguments), ensure_ascii=False)},
-        }
+        tool_call(
+            call.id or f"call_{turn.number}_{place}", call.name, json.dumps(dict(call.arguments), ensure_ascii=False)
+        )
         for place, call in enumerate(turn.tool_calls)
         if not call.error and not found
     ]
@@ -272,11 +247,7 @@ def _read_call(call: Any, where: str) -> dict[str, Any]:
             arguments = None
     if not isinstance(arguments, dict):
         raise RequestError(f"{where}.function.arguments: expected a JSON object")
-    return {
-        "id": str(call.get("id") or ""),
-        "type": "function",
-        "function": {"name": function["name"], "arguments": arguments},
-    }
+    return tool_call(str(call.get("id") or ""), function["name"], arguments)
 
 
 def _check_tool(tool: Any, where: str) -> ToolSchema:

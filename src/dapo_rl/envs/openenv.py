@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from dapo_rl.base.quote import one_line
 from dapo_rl.envs.opening import opening
-from dapo_rl.envs.protocol import AssistantTurn, Observation, Opening, ToolCall, ToolSchema
+from dapo_rl.envs.protocol import AssistantTurn, Observation, Opening, ToolCall, ToolSchema, tool_schema
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
 
@@ -127,12 +127,11 @@ class OpenEnv:
         return not self._fields or {"tool_name", "arguments"} <= set(self._fields)
 
     def _check_fields(self) -> None:
-        for option, name, kind in (("action", self._action, "actions"), ("observation", self._observation, "")):
+        for option, name in (("action", self._action), ("observation", self._observation)):
             fields = _own_fields(self._schema.get(option))
             if name is not None and fields and name not in fields:
-                what = kind or "observations"
                 raise UserError(
-                    f"env.options.{option}: {PREFIX}{self.url} has {what} with {_listed(fields)}, not {name}"
+                    f"env.options.{option}: {PREFIX}{self.url} has {option}s with {_listed(fields)}, not {name}"
                 )
 
     def _action_of(self, turn: AssistantTurn) -> Mapping[str, Any]:
@@ -181,17 +180,8 @@ class OpenEnv:
     async def _list_tools(self) -> tuple[ToolSchema, ...]:
         answer = await self._ask("step", {"type": "list_tools"})
         tools = (answer.get("observation") or {}).get("tools") or ()
-        return tuple(
-            {
-                "type": "function",
-                "function": {
-                    "name": tool["name"],
-                    "description": tool.get("description") or "",
-                    "parameters": tool.get("input_schema") or {"type": "object", "properties": {}},
-                },
-            }
-            for tool in tools
-        )
+        nothing = {"type": "object", "properties": {}}
+        return tuple(tool_schema(t["name"], t.get("description"), t.get("input_schema") or nothing) for t in tools)
 
     def _text_of(self, observed: Mapping[str, Any]) -> str:
         own = {k: v for k, v in observed.items() if k != "metadata" and v is not None}

@@ -10,13 +10,15 @@ from dapo_rl.types import Prompt
 
 def opening(prompt: Prompt, text: str, tools: Sequence[ToolSchema] = ()) -> Opening:
     """The prompt's conversation; the text becomes a paragraph of its last message if that is the user's."""
-    before: tuple[Message, ...] = tuple(prompt.messages or ())
-    if prompt.messages is None and prompt.text:
-        before = ({"role": "user", "content": prompt.text},)
+    before = prompt.conversation if prompt.messages or prompt.text else ()
+    return Opening(with_text(before, text, "\n\n"), tuple(tools))
+
+
+def with_text(messages: Sequence[Message], text: str, between: str = "") -> tuple[Message, ...]:
+    """The messages with a text appended to the last one, if it is the user's."""
     if not text:
-        return Opening(before, tuple(tools))
-    if before and before[-1].get("role") == "user":
-        last = before[-1]
-        joined = f"{last['content']}\n\n{text}" if last["content"] else text
-        return Opening((*before[:-1], {**last, "content": joined}), tuple(tools))
-    return Opening((*before, {"role": "user", "content": text}), tuple(tools))
+        return tuple(messages)
+    if messages and messages[-1].get("role") == "user" and isinstance(messages[-1].get("content"), str):
+        before = messages[-1]["content"]
+        return (*messages[:-1], {**messages[-1], "content": f"{before}{between if before else ''}{text}"})
+    return (*messages, {"role": "user", "content": text})

@@ -7,7 +7,7 @@ from typing import Any
 
 from dapo_rl.data.chat import encode
 from dapo_rl.envs.messages import no_place, plain_message
-from dapo_rl.envs.protocol import Message, ToolSchema
+from dapo_rl.envs.protocol import Messages, Tools
 from dapo_rl.envs.tool_syntax import Parsed, end_ids, tool_syntax
 
 
@@ -24,7 +24,7 @@ class PlainText:
     def supports_tools(self) -> bool:
         return self._named
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> list[int]:
+    def prompt(self, messages: Messages, tools: Tools = ()) -> list[int]:
         if tools and not self._named:
             raise no_place(self._tokenizer)
         text = "\n\n".join(str(message.get("content") or "") for message in map(plain_message, messages))
@@ -34,14 +34,12 @@ class PlainText:
             ids = ids[:-1]  # some tokenizers append EOS to every text, which would end the turn
         return list(map(int, ids))
 
-    def suffix(
-        self, before: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
-    ) -> list[int] | None:
+    def suffix(self, before: Sequence[int], messages: Messages, tools: Tools = ()) -> list[int] | None:
         text = "".join(f"\n{message.get('content') or ''}" for message in map(plain_message, messages)) + "\n"
         (ids,) = encode(self._tokenizer, [text], special=False)
         return list(map(int, ids))
 
-    def parse(self, turn_ids: Sequence[int], tools: Sequence[ToolSchema] = ()) -> Parsed:
+    def parse(self, turn_ids: Sequence[int], tools: Tools = ()) -> Parsed:
         if self._named:
             return self._parse(turn_ids, tools)
         end = next((n for n, token in enumerate(turn_ids) if token in self._ends), len(turn_ids))

@@ -18,7 +18,7 @@ Methods may be `async def`. Environments run in worker processes, with limits on
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -28,6 +28,8 @@ Message = Mapping[str, Any]
 """A chat message: `role`, `content`, and for tools `tool_calls`, `name`, `tool_call_id`."""
 ToolSchema = Mapping[str, Any]
 """A tool in OpenAI's form: {"type": "function", "function": {"name", "description", "parameters"}}."""
+Messages = Sequence[Message]
+Tools = Sequence[ToolSchema]
 FailureReason = Literal["timeout", "crashed", "too_long", "error", "lost"]
 """`lost`: its process was ended by another episode, or with its node. That is not the environment's fault."""
 
@@ -36,7 +38,7 @@ FailureReason = Literal["timeout", "crashed", "too_long", "error", "lost"]
 class Opening:
     """How an episode begins."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[Message, ...] = ()
     """The whole conversation before the first turn."""
     tools: tuple[ToolSchema, ...] = ()
     prompt_ids: tuple[int, ...] = ()
@@ -77,11 +79,20 @@ class AssistantTurn:
         if self.reasoning:
             message["reasoning_content"] = self.reasoning
         if self.tool_calls:
-            message["tool_calls"] = [
-                {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": dict(call.arguments)}}
-                for call in self.tool_calls
-            ]
+            message["tool_calls"] = [tool_call(call.id, call.name, dict(call.arguments)) for call in self.tool_calls]
         return message
+
+
+def tool_schema(name: str, description: str | None, parameters: Any) -> ToolSchema:
+    return {
+        "type": "function",
+        "function": {"name": name, "description": description or "", "parameters": parameters},
+    }
+
+
+def tool_call(number: str, name: str, arguments: Any) -> dict[str, Any]:
+    """A tool call in OpenAI's form."""
+    return {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ import resource
 import struct
 import sys
 import time
+from contextlib import suppress
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -37,105 +38,33 @@ _MAX_PROCESSES = 32
 
 _ARCHITECTURES = {"x86_64": (0xC000003E, 0), "aarch64": (0xC00000B7, 1)}
 """The kernel's number of the architecture, and its column in the tables below."""
-_NEW = {
-    name: (number, number)
-    for name, number in {
-        "pidfd_send_signal": 424,
-        "io_uring_setup": 425,
-        "io_uring_enter": 426,
-        "io_uring_register": 427,
-        "open_tree": 428,
-        "move_mount": 429,
-        "fsopen": 430,
-        "fsmount": 432,
-        "pidfd_open": 434,
-        "pidfd_getfd": 438,
-        "process_madvise": 440,
-        "mount_setattr": 442,
-        "memfd_secret": 447,
-        "fchmodat2": 452,
-        "setxattrat": 463,
-        "removexattrat": 466,
-        "file_setattr": 469,
-    }.items()
-}
-_DENIED: dict[str, tuple[int | None, int | None]] = {
-    "socket": (41, 198),
-    "fork": (57, None),
-    "vfork": (58, None),
-    "execve": (59, 221),
-    "execveat": (322, 281),
-    "tkill": (200, 130),
-    "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240),
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "kcmp": (312, 272),
-    "migrate_pages": (256, 238),
-    "move_pages": (279, 239),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "pivot_root": (155, 41),
-    "chroot": (161, 51),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "memfd_create": (319, 279),
-    "shmget": (29, 194),
-    "semget": (64, 190),
-    "msgget": (68, 186),
-    "mq_open": (240, 180),
-    "setpriority": (141, 140),
-    "ioprio_set": (251, 30),
-    "chmod": (90, None),
-    "fchmod": (91, 52),
-    "fchmodat": (268, 53),
-    "chown": (92, None),
-    "fchown": (93, 55),
-    "lchown": (94, None),
-    "fchownat": (260, 54),
-    "utime": (132, None),
-    "utimes": (235, None),
-    "futimesat": (261, None),
-    "utimensat": (280, 88),
-    "setxattr": (188, 5),
-    "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7),
-    "removexattr": (197, 14),
-    "lremovexattr": (198, 15),
-    "fremovexattr": (199, 16),
-    **_NEW,
-}
-_ON_ITSELF = {
-    "kill": (62, 129),
-    "tgkill": (234, 131),
-    "prlimit64": (302, 261),
-    "sched_setaffinity": (203, 122),
-    "sched_setscheduler": (144, 119),
-    "sched_setparam": (142, 118),
-    "sched_setattr": (314, 274),
-}
+
+
+def _calls(table: str) -> dict[str, list[int]]:
+    """The numbers of system calls for each architecture; 0 where there is no such call. Newer ones have one number."""
+    entries = (entry.split() for entry in table.split(","))
+    return {name: [int(number) for number in numbers] * (2 // len(numbers)) for name, *numbers in entries}
+
+
+_DENIED = _calls("""
+    socket 41 198, fork 57 0, vfork 58 0, execve 59 221, execveat 322 281, tkill 200 130, rt_sigqueueinfo 129 138,
+    rt_tgsigqueueinfo 297 240, ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, kcmp 312 272,
+    migrate_pages 256 238, move_pages 279 239, unshare 272 97, setns 308 268, mount 165 40, umount2 166 39,
+    pivot_root 155 41, chroot 161 51, add_key 248 217, request_key 249 218, keyctl 250 219, bpf 321 280,
+    perf_event_open 298 241, userfaultfd 323 282, memfd_create 319 279, shmget 29 194, semget 64 190, msgget 68 186,
+    mq_open 240 180, setpriority 141 140, ioprio_set 251 30, chmod 90 0, fchmod 91 52, fchmodat 268 53, chown 92 0,
+    fchown 93 55, lchown 94 0, fchownat 260 54, utime 132 0, utimes 235 0, futimesat 261 0, utimensat 280 88,
+    setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7, removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16,
+    pidfd_send_signal 424, io_uring_setup 425, io_uring_enter 426, io_uring_register 427, open_tree 428,
+    move_mount 429, fsopen 430, fsmount 432, pidfd_open 434, pidfd_getfd 438, process_madvise 440, mount_setattr 442,
+    memfd_secret 447, fchmodat2 452, setxattrat 463, removexattrat 466, file_setattr 469
+""")
+_ON_ITSELF = _calls("""
+    kill 62 129, tgkill 234 131, prlimit64 302 261, sched_setaffinity 203 122, sched_setscheduler 144 119,
+    sched_setparam 142 118, sched_setattr 314 274
+""")
 """Allowed if the first argument is the process itself, or 0 for those that are no signals."""
 _CLONE, _CLONE3, _CLONE_THREAD = (56, 220), 435, 0x10000
-
-
-class _suppressed:
-    """`contextlib.suppress`, whose module takes longer to import than Python to start."""
-
-    def __init__(self, *errors: type[BaseException]) -> None:
-        self._errors = errors
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> bool:
-        return kind is not None and issubclass(kind, self._errors)
 
 
 def _system_call(*arguments: Any) -> int:
@@ -154,7 +83,7 @@ def _limit(cpu_s: int, memory: int, file_size: int) -> None:
     """Limits on this process that it cannot raise again."""
     limits = {"CPU": cpu_s, "AS": memory, "DATA": memory, "FSIZE": file_size, "NOFILE": 64, "CORE": 0, "MEMLOCK": 0}
     for name, value in limits.items():
-        with _suppressed(AttributeError, ValueError, OSError):  # not on this platform
+        with suppress(AttributeError, ValueError, OSError):  # not on this platform
             number = getattr(resource, f"RLIMIT_{name}")
             _, hard = resource.getrlimit(number)
             value = value if hard == resource.RLIM_INFINITY else min(value, hard)
@@ -163,10 +92,10 @@ def _limit(cpu_s: int, memory: int, file_size: int) -> None:
 
 def _limit_processes(count: int) -> None:
     """The kernel counts all processes and threads of the user, and none of root."""
-    with _suppressed(OSError, ValueError):
+    with suppress(OSError, ValueError):
         threads = 0
         for pid in filter(str.isdecimal, os.listdir("/proc")):
-            with _suppressed(OSError):
+            with suppress(OSError):
                 threads += len(os.listdir(f"/proc/{pid}/task")) if os.stat(f"/proc/{pid}").st_uid == os.getuid() else 0
         resource.setrlimit(resource.RLIMIT_NPROC, (threads + count, threads + count))
 
@@ -186,7 +115,7 @@ def _supervise() -> None:
         return
     os.closerange(1, 3)
     status = None
-    with _suppressed(KeyboardInterrupt):
+    with suppress(KeyboardInterrupt):
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         while status is None:
             ended, how = os.waitpid(child, os.WNOHANG)
@@ -200,9 +129,9 @@ def _supervise() -> None:
     deadline = time.monotonic() + 1
     while (left := _descendants()) and time.monotonic() < deadline:
         for pid in left:
-            with _suppressed(OSError):
+            with suppress(OSError):
                 os.kill(pid, _SIGKILL)
-        with _suppressed(ChildProcessError):
+        with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
     os._exit(128 - status if status is not None and status < 0 else status or 0)
@@ -211,9 +140,9 @@ def _supervise() -> None:
 def _descendants() -> list[int]:
     """All processes below this one; empty without /proc."""
     children: dict[int, list[int]] = {}
-    with _suppressed(OSError):
+    with suppress(OSError):
         for name in filter(str.isdecimal, os.listdir("/proc")):
-            with _suppressed(OSError, ValueError), open(f"/proc/{name}/stat", "rb") as stat:
+            with suppress(OSError, ValueError), open(f"/proc/{name}/stat", "rb") as stat:
                 parent = int(stat.read().rpartition(b")")[2].split()[1])
                 children.setdefault(parent, []).append(int(name))
     found = children.get(os.getpid(), [])
@@ -227,7 +156,7 @@ def _drop_capabilities() -> None:
     for capability in range(64):
         _prctl(_CAPBSET_DROP, capability)
     _prctl(_NO_NEW_PRIVS, 1)
-    with _suppressed(AttributeError):
+    with suppress(AttributeError):
         ctypes.CDLL(None).capset(struct.pack("Ii", 0x20080522, 0), bytes(24))
 
 
@@ -259,7 +188,7 @@ def _restrict_files(readable: list[str], directory: str) -> bool:
     devices = [f"/dev/{name}" for name in ("null", "zero", "random", "urandom")]
     allowed = [*((path, read) for path in readable), *((path, 4 | 2) for path in devices), (directory, every)]
     for path, access in allowed:
-        with _suppressed(OSError):
+        with suppress(OSError):
             file = os.open(path, os.O_PATH)
             access &= every if os.path.isdir(path) else every & of_a_file
             _system_call(add, rules, 1, struct.pack("=Qi", access, file), 0)
@@ -309,7 +238,7 @@ def _run(code: bytes) -> None:
     except SystemExit:
         raise
     except BaseException as error:
-        with _suppressed(BaseException):
+        with suppress(BaseException):
             sys.stdout.flush()
         if isinstance(error, MemoryError):
             _free(error, module.__dict__)
@@ -321,7 +250,7 @@ def _free(error: BaseException, names: dict[str, object]) -> None:
     """Frees the program's objects, so that there is memory to print its error."""
     step = error.__traceback__
     while step is not None:
-        with _suppressed(RuntimeError):  # the frame of `_run` still runs
+        with suppress(RuntimeError):  # the frame of `_run` still runs
             step.tb_frame.clear()
         step = step.tb_next
     names.clear()

@@ -18,7 +18,6 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Literal
@@ -37,6 +36,7 @@ class PythonTool:
     """The tool with limits of your own: `PythonTool(timeout_s=20)` is a tool named `python`."""
 
     __name__ = "python"
+    __qualname__: str
 
     def __init__(
         self, timeout_s: float = 5, memory_mb: int = 512, max_output: int = 8192, means: Means | None = None
@@ -45,15 +45,15 @@ class PythonTool:
         self.timeout_s, self.memory_mb, self.max_output, self._means = timeout_s, memory_mb, max_output, means
 
     def __call__(self, code: str) -> str:
-        """Runs Python code in a new process, and returns what it prints. There is only the standard library; no
-        network, and no files or variables of earlier calls.
+        """Runs Python code in a new process, and returns what it prints. There is only the standard library; no network,
+        and no files or variables of earlier calls.
 
         Args:
             code: The code. Print the results.
 
         Returns:
             The output and, if there is one, the exception.
-        """
+        """  # noqa: E501
         with _directory() as directory, tempfile.TemporaryFile() as source:
             source.write(code.encode("utf-8", "backslashreplace"))
             source.seek(0)
@@ -77,40 +77,8 @@ class PythonTool:
         return _shown(output.text(), why or _ending(process.returncode))
 
 
-_DEFAULT = PythonTool()
-
-
-def python(code: str) -> str:
-    """Runs Python code in a new process, and returns what it prints. There is only the standard library; no network,
-    and no files or variables of earlier calls.
-
-    Args:
-        code: The code. Print the results.
-
-    Returns:
-        The output and, if there is one, the exception.
-    """
-    return _DEFAULT(code)
-
-
-def containment() -> str:
-    """What the tool's code is kept from on this machine, and what not, in one line."""
-    found = _measure()
-    inside = [*(found.contained), "time", "memory", "size of files and output"]
-    line = f"the python tool ({found.means}) contains: {', '.join(inside)}"
-    return f"{line}; NOT contained: {', '.join(found.uncontained)}" if found.uncontained else line
-
-
-def uncontained() -> tuple[str, ...]:
-    """What the tool's code is not kept from on this machine; empty if all is well."""
-    return _measure().uncontained
-
-
-@dataclass(frozen=True, slots=True)
-class _Containment:
-    means: Means
-    contained: tuple[str, ...]
-    uncontained: tuple[str, ...]
+python = PythonTool()
+python.__qualname__ = "python"  # for the files of a run, which name it
 
 
 _KINDS = {
@@ -120,18 +88,22 @@ _KINDS = {
 }
 
 
+def containment() -> str:
+    """What the tool's code is kept from on this machine, and what not, in one line."""
+    outside = uncontained()
+    inside = [*(name for name in _KINDS.values() if name not in outside), "time", "memory", "size of files and output"]
+    line = f"the python tool ({_best_means()}) contains: {', '.join(inside)}"
+    return f"{line}; NOT contained: {', '.join(outside)}" if outside else line
+
+
 @cache
-def _measure() -> _Containment:
+def uncontained() -> tuple[str, ...]:
+    """What the tool's code is not kept from on this machine; empty if all is well."""
     means = _best_means()
     found = _report(means) or {}
     if means == "bwrap":
         found |= {"network": True, "files": True}
-    names = {kind: bool(found.get(kind)) for kind in _KINDS}
-    return _Containment(
-        means,
-        tuple(name for kind, name in _KINDS.items() if names[kind]),
-        tuple(name for kind, name in _KINDS.items() if not names[kind]),
-    )
+    return tuple(name for kind, name in _KINDS.items() if not found.get(kind))
 
 
 @cache
@@ -195,15 +167,8 @@ def _command(means: Means, timeout_s: float, memory_mb: int, report: bool = Fals
     if means != "bwrap":
         return command
     shown = [word for path in _readable() for word in ("--ro-bind", path, path)]
-    wrapped = [
-        shutil.which("bwrap") or "bwrap",
-        "--unshare-all",
-        "--die-with-parent",
-        "--new-session",
-        "--cap-drop",
-        "ALL",
-        *shown,
-    ]
+    bwrap = shutil.which("bwrap") or "bwrap"
+    wrapped = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--cap-drop", "ALL", *shown]
     wrapped += ["--dev", "/dev", "--size", str(DISK_SIZE), "--tmpfs", "/tmp", "--chdir", "/tmp", "--remount-ro", "/"]
     return [*wrapped, "--", *command]
 

@@ -9,7 +9,7 @@ from typing import Any
 from dapo_rl.base.quote import one_line
 from dapo_rl.data.chat import encode, one_thread
 from dapo_rl.envs.messages import PROBE, QUESTION, ToolCheck, plain_message, rejected
-from dapo_rl.envs.protocol import Message, ToolCall, ToolSchema
+from dapo_rl.envs.protocol import Message, Messages, ToolCall, Tools, tool_call
 from dapo_rl.envs.template_format import TemplateFormat
 from dapo_rl.envs.tool_syntax import Parsed, decoded_text, end_ids, packaged_call, tool_syntax
 
@@ -19,7 +19,7 @@ FAMILIES = (
     *("laguna-s-2.1", "nemotron-3", "nemotron-3-ultra", "nemotron-3.5"),
 )
 """Those for text that load nothing from a hub."""
-Probe = tuple[Sequence[Message], Sequence[ToolSchema], bool]
+Probe = tuple[Messages, Tools, bool]
 """Messages, tools, and whether a generation prompt follows."""
 
 
@@ -73,16 +73,14 @@ class RendererFormat:
     def supports_tools(self) -> bool:
         return self._named or self._tool_check.has_place
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> list[int]:
+    def prompt(self, messages: Messages, tools: Tools = ()) -> list[int]:
         if tools and not self._named:
             self._tool_check(tools)
         if messages and messages[-1].get("role") == "assistant":
             return self._template.prompt(messages, tools)
         return self._ids(messages, tools)
 
-    def suffix(
-        self, before: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
-    ) -> list[int] | None:
+    def suffix(self, before: Sequence[int], messages: Messages, tools: Tools = ()) -> list[int] | None:
         before = list(before)
         new = [plain_message(message) for message in messages]
         known = [dict(tool) for tool in tools] or None
@@ -103,7 +101,7 @@ class RendererFormat:
                 return ids[len(before) :]
         return None
 
-    def parse(self, turn_ids: Sequence[int], tools: Sequence[ToolSchema] = ()) -> Parsed:
+    def parse(self, turn_ids: Sequence[int], tools: Tools = ()) -> Parsed:
         if self._named:
             return self._template.parse(turn_ids, tools)
         if self._syntax is not None:
@@ -119,7 +117,7 @@ class RendererFormat:
             call = ToolCall("", error=f"not valid: {one_line(error, 120)}")
             return Parsed(decoded_text(self._tokenizer, turn_ids[:end]), (call,))
 
-    def _ids(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
+    def _ids(self, messages: Messages, tools: Tools) -> list[int]:
         try:
             with one_thread():
                 return _render(self._renderer, [plain_message(message) for message in messages], tools, True)
@@ -133,7 +131,7 @@ class RendererFormat:
         return next((n + length for n in starts if before[n : n + length] == self._generation), 0)
 
 
-def _render(renderer: Any, messages: Sequence[Message], tools: Sequence[ToolSchema], generation: bool) -> list[int]:
+def _render(renderer: Any, messages: Messages, tools: Tools, generation: bool) -> list[int]:
     known = [dict(tool) for tool in tools] or None
     ids = renderer.render_ids([dict(each) for each in messages], tools=known, add_generation_prompt=generation)
     return [int(token) for token in ids]
@@ -165,7 +163,7 @@ def _probes() -> list[Probe]:
     answer: Message = {"role": "assistant", "content": "It means\n\nthis."}
     thought: Message = {**answer, "reasoning_content": "Hm.\nYes."}
     arguments = {"word": 'a "b"', "é": [1, 2.5, None, True]}
-    calls = [{"id": "call00000", "type": "function", "function": {"name": "look_up", "arguments": arguments}}]
+    calls = [tool_call("call00000", "look_up", arguments)]
     call: Message = {"role": "assistant", "content": "", "tool_calls": calls}
     result: Message = {"role": "tool", "name": "look_up", "tool_call_id": "call00000", "content": "a\n{“b”: 1}"}
     return [

@@ -1,19 +1,18 @@
-"""Calls and replies of environments as bytes, and what their methods may return.
+"""Replies of environments as bytes, and what their methods may return.
 
-A call is pickled, since it comes from the run. A reply is JSON and is validated, since user code has access to the
-worker's end of the socket.
+A reply is JSON and is validated, since user code has access to the worker's end of the socket.
 """
 
 from __future__ import annotations
 
 import json
-import pickle
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from typing import Any, Literal, get_args
 
 from dapo_rl.base.quote import TRACEBACK_LIMIT, describe, describe_traceback, shorten, shown
 from dapo_rl.data.tasks import is_task
+from dapo_rl.envs.opening import with_text
 from dapo_rl.envs.protocol import (
     AgentError,
     AssistantTurn,
@@ -45,22 +44,11 @@ class GoneError(Exception):
     """The process that had the episode has ended."""
 
 
-# Calls.
-
-
-def encode_step(operation: Operation, key: str, *arguments: Any) -> bytes:
-    return pickle.dumps((operation, key, arguments), pickle.HIGHEST_PROTOCOL)
-
-
-# Replies.
-
-
 def encode_result(result: Result, exhausted: bool = False) -> dict[str, Any]:
     if isinstance(result, UserError):
         line, more = shorten(str(result), TRACEBACK_LIMIT), shorten(str(result.more), TRACEBACK_LIMIT)
         return {"kind": "fatal", "line": line, "more": more}
-    kind = KINDS[type(result)]
-    return {"kind": kind, "exhausted": exhausted, **asdict(result)}
+    return {"kind": KINDS[type(result)], "exhausted": exhausted, **asdict(result)}
 
 
 def decode_result(row: Any) -> Result:
@@ -182,9 +170,6 @@ def _is_message(message: Mapping[str, Any]) -> bool:
     return isinstance(message.get("role"), str) and is_content and _has_only(calls, lambda x: isinstance(x, Mapping))
 
 
-# What users' code returns.
-
-
 def opening_of(prompt: Prompt, answer: Any) -> Opening:
     """What `open` returned as an Opening."""
     if isinstance(answer, Opening):
@@ -193,23 +178,8 @@ def opening_of(prompt: Prompt, answer: Any) -> Opening:
         return answer
     if answer is not None and not isinstance(answer, str):
         raise InvalidAnswerError(f"open returned {type(answer).__name__}; return an Opening, a text or None")
-    return Opening(with_text(prompt_messages(prompt), answer or ""))
-
-
-def prompt_messages(prompt: Prompt) -> tuple[Mapping[str, Any], ...]:
-    if prompt.messages is not None:
-        return tuple(prompt.messages)
-    return () if is_task(prompt) else ({"role": "user", "content": prompt.text},)
-
-
-def with_text(messages: Sequence[Mapping[str, Any]], text: str) -> tuple[Mapping[str, Any], ...]:
-    """The messages with a text appended to the last one, if it is the user's."""
-    if not text:
-        return tuple(messages)
-    if messages and messages[-1].get("role") == "user" and isinstance(messages[-1].get("content"), str):
-        before = messages[-1]["content"]
-        return (*messages[:-1], {**messages[-1], "content": f"{before}{text}"})
-    return (*messages, {"role": "user", "content": text})
+    messages = () if is_task(prompt) and not prompt.messages else prompt.conversation
+    return Opening(with_text(messages, answer or ""))
 
 
 def observation_of(answer: Any) -> Observation:

@@ -154,8 +154,8 @@ class _SharedLoop:
 
     def _lose(self, reason: FailureReason, detail: str) -> None:
         """Ends all calls, as the process has ended, by the one that it was working at, if that is known."""
-        guilty = self._waiting.pop(self._at_work.get(self._index), None)
-        self._at_work.set(self._index, 0)
+        guilty = self._waiting.pop(self._at_work[self._index], None)
+        self._at_work[self._index] = 0
         if guilty is not None:
             guilty.set_result(EpisodeFailure(reason, detail))
             reason, detail = "lost", f"its process was ended by the call of another episode: {detail}"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from dapo_rl.config import EnvSettings
 from dapo_rl.envs.protocol import EpisodeFailure
-from dapo_rl.envs.replies import Operation, Result, decode_call_result, encode_step
+from dapo_rl.envs.replies import Operation, Result, decode_call_result
 from dapo_rl.errors import UserError
 from dapo_rl.workers import Supervisor, WorkerClient, WorkerFailedError, WorkerGoneError
 
@@ -84,7 +85,7 @@ class SharedProcesses:
             return process, True
 
     def _call(self, operation: Operation, key: str, arguments: tuple[Any, ...]) -> Result:
-        body = encode_step(operation, key, *arguments)
+        body = pickle.dumps((operation, key, arguments), pickle.HIGHEST_PROTOCOL)
         process, is_new = self._process_of(key)
         if process is None:
             return EpisodeFailure("lost", "the episode was given up")
@@ -136,7 +137,7 @@ class SharedProcesses:
         """Lets an environment clean up."""
         with process.lock:
             if process.client.worker is not None:
-                self._send(process, encode_step("close", key), is_new=False)
+                self._send(process, pickle.dumps(("close", key, ())), is_new=False)
         with self._lock:
             process.episodes.discard(key)
 

@@ -11,7 +11,7 @@ from dapo_rl.base.quote import one_line
 from dapo_rl.data.chat import encode
 from dapo_rl.data.template import render
 from dapo_rl.envs.messages import PROBE, QUESTION, ToolCheck, plain_message, rejected, tool_name
-from dapo_rl.envs.protocol import Message, ToolSchema
+from dapo_rl.envs.protocol import Message, Messages, Tools, ToolSchema, tool_call
 from dapo_rl.envs.tool_syntax import THINK, THINK_END, Parsed, Syntax, end_ids, syntax_of, tool_syntax
 
 DATE = "26 Jul 2024"
@@ -41,14 +41,12 @@ class TemplateFormat:
     def supports_tools(self) -> bool:
         return self._named or self._tool_check.has_place
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[ToolSchema] = ()) -> list[int]:
+    def prompt(self, messages: Messages, tools: Tools = ()) -> list[int]:
         if tools and not self._named:
             self._tool_check(tools)
         return self._ids(messages, tools)
 
-    def suffix(
-        self, before: Sequence[int], messages: Sequence[Message], tools: Sequence[ToolSchema] = ()
-    ) -> list[int] | None:
+    def suffix(self, before: Sequence[int], messages: Messages, tools: Tools = ()) -> list[int] | None:
         if not messages or any(message.get("role") == "assistant" for message in messages):
             return None
         rest = self._rests(_frozen(messages), _frozen(tools), self._thought(before))
@@ -61,10 +59,10 @@ class TemplateFormat:
             ids = ids[end + 1 :]
         return ids
 
-    def parse(self, turn_ids: Sequence[int], tools: Sequence[ToolSchema] = ()) -> Parsed:
+    def parse(self, turn_ids: Sequence[int], tools: Tools = ()) -> Parsed:
         return self._parse(turn_ids, tools)
 
-    def text(self, messages: Sequence[Message], tools: Sequence[ToolSchema], generation: bool) -> str:
+    def text(self, messages: Messages, tools: Tools, generation: bool) -> str:
         """The template's text; raises ValueError if it rejects the messages."""
         text = self._text(_frozen(messages), _frozen(tools), generation)
         if isinstance(text, Exception):
@@ -127,10 +125,7 @@ class TemplateFormat:
         results = [message for message in new if message.get("role") == "tool"]
         names = [str(message.get("name") or tool_name(PROBE)) for message in results]
         ids = [str(message.get("tool_call_id") or f"call{n:05}") for n, message in enumerate(results)]
-        calls = [
-            {"id": number, "type": "function", "function": {"name": name, "arguments": {}}}
-            for number, name in zip(ids, names, strict=True)
-        ]
+        calls = [tool_call(number, name, {}) for number, name in zip(ids, names, strict=True)]
         turns = [QUESTION, {"role": "assistant", "content": "", "tool_calls": calls}]
         try:
             begun = self.text(turns, tools, False)
@@ -142,7 +137,7 @@ class TemplateFormat:
             return None
         return self._closing + rest
 
-    def _ids(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
+    def _ids(self, messages: Messages, tools: Tools) -> list[int]:
         try:
             return self._encode(self.text(messages, tools, True))
         except ValueError as error:
@@ -171,7 +166,7 @@ def _jsonable(value: Any) -> Any:
     return dict(value) if isinstance(value, Mapping) else str(value)
 
 
-def _shows(text: str, messages: Sequence[Message]) -> bool:
+def _shows(text: str, messages: Messages) -> bool:
     """Whether the contents of all messages are in the text: some templates skip results of tools without calls."""
     for message in messages:
         content = message.get("content")

@@ -32,11 +32,19 @@ class TextArena:
     def open(self, prompt: Prompt, seed: int) -> Opening:
         self._random = random.Random(seed).getstate()
         with self._drawing():
-            return self._open(prompt, seed)
+            self._begin(seed)
+            return opening(prompt, self._heard())
 
     def step(self, turn: AssistantTurn) -> Observation:
         with self._drawing():
-            return self._step(turn)
+            done, _ = self._game.step(turn.text)
+            invalid = int(bool(getattr(self._inner.state, "error_count", 0)))
+            if not done:
+                return Observation(self._heard(), tool_calls=1, tool_errors=invalid)
+            rewards, info = self._game.close()
+        reason = str((info or {}).get(0, {}).get("reason") or "")
+        reward = float((rewards or {}).get(0, 0.0))
+        return Observation(reason, reward=reward, done=True, tool_calls=1, tool_errors=invalid)
 
     @contextmanager
     def _drawing(self) -> Iterator[None]:
@@ -49,7 +57,7 @@ class TextArena:
             self._random = random.getstate()
             random.setstate(others)
 
-    def _open(self, prompt: Prompt, seed: int) -> Opening:
+    def _begin(self, seed: int) -> None:
         try:
             self._game = self._registry.make(self._name, **self._options)
             self._inner = self._game
@@ -60,17 +68,6 @@ class TextArena:
             raise UserError(f"env.name: {PREFIX}{self._name} cannot be played here: {_reason(error)}") from None
         if not isinstance(self._inner.state, self._single):
             raise UserError(f"env.name: {PREFIX}{self._name} is a game for several players; the policy plays alone")
-        return opening(prompt, self._heard())
-
-    def _step(self, turn: AssistantTurn) -> Observation:
-        done, _ = self._game.step(turn.text)
-        invalid = bool(getattr(self._inner.state, "error_count", 0))
-        if not done:
-            return Observation(self._heard(), tool_calls=1, tool_errors=int(invalid))
-        rewards, info = self._game.close()
-        reason = str((info or {}).get(0, {}).get("reason") or "")
-        reward = float((rewards or {}).get(0, 0.0))
-        return Observation(reason, reward=reward, done=True, tool_calls=1, tool_errors=int(invalid))
 
     def _heard(self) -> str:
         _, messages = self._inner.get_observation()

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from dapo_rl.base.quote import one_line
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.base.unicode import is_unicode
-from dapo_rl.envs.protocol import ToolCall, ToolSchema
+from dapo_rl.envs.protocol import ToolCall, Tools
 from dapo_rl.errors import UserError
 
 CALL, CALL_END, THINK, THINK_END = "<tool_call>", "</tool_call>", "<think>", "</think>"
@@ -24,6 +24,12 @@ END_TOKENS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_
 OURS = ("hermes", "llama3")
 PACKAGED = ("qwen3", "qwen3.5", "glm", "deepseek-v3")
 """Tool formats of the package `renderers`."""
+_FAULTS = {
+    "unclosed_block": "the tool call has no end",
+    "malformed_structure": "the tool call is malformed",
+    "unknown_tool": "there is no such tool",
+}
+"""What its statuses mean."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +52,7 @@ class _Marker(str):
 class Syntax(Protocol):
     """How a model writes tool calls."""
 
-    def __call__(self, ids: Sequence[int], tools: Sequence[ToolSchema]) -> Parsed: ...
+    def __call__(self, ids: Sequence[int], tools: Tools) -> Parsed: ...
 
 
 def end_ids(tokenizer: Any) -> frozenset[int]:
@@ -104,7 +110,7 @@ class Turns:
         spelt = [re.escape(marker) for marker in markers if marker not in added]
         self._spelt = re.compile(f"({'|'.join(spelt)})") if spelt else None
 
-    def __call__(self, ids: Sequence[int], tools: Sequence[ToolSchema]) -> Parsed:
+    def __call__(self, ids: Sequence[int], tools: Tools) -> Parsed:
         end = next((n for n, token in enumerate(ids) if token in self._ends), len(ids))
         ids = list(ids[:end])
         calls: list[ToolCall] = []
@@ -115,14 +121,11 @@ class Turns:
             except Exception as error:  # what the model wrote is too odd for the parser
                 calls = [ToolCall("", error=f"not valid: {one_line(error)}")]
         reasoning, pieces = self._without_thoughts(self._pieces(ids))
-        if self._json_only:
-            text = "".join(pieces)
-            if tools and (call := _bare_call(text)):
-                text, calls = "", [call]
-        elif self._extract is None:
+        text = "".join(pieces)
+        if self._json_only and tools and re.match(r'\s*\{\s*"name"\s*:', text):  # nothing but a JSON object with a name
+            text, calls = "", [json_call(text)]
+        elif not self._json_only and self._extract is None:
             text, calls = _without_calls(pieces)
-        else:
-            text = "".join(pieces)
         return Parsed(text.strip() if calls or reasoning else text, tuple(calls), reasoning)
 
     def _pieces(self, ids: Sequence[int]) -> list[str]:
@@ -180,13 +183,6 @@ def _without_calls(pieces: Sequence[str]) -> tuple[str, list[ToolCall]]:
     return "".join(texts), calls
 
 
-def _bare_call(text: str) -> ToolCall | None:
-    """A turn that is nothing but a JSON object with a name."""
-    if not re.match(r'\s*\{\s*"name"\s*:', text):
-        return None
-    return json_call(text)
-
-
 def json_call(text: str) -> ToolCall:
     """The call that a JSON object {"name": …, "arguments": {…}} stands for."""
     try:
@@ -224,12 +220,8 @@ def packaged_call(found: Any) -> ToolCall:
     """The call of a `ParsedToolCall` of `renderers`."""
     status, number = str(found.status), str(found.id or "")
     name = found.name if isinstance(found.name, str) else ""
-    if status == "unclosed_block":
-        return ToolCall(name, id=number, error="the tool call has no end")
-    if status == "malformed_structure":
-        return ToolCall(name, id=number, error="the tool call is malformed")
-    if status == "unknown_tool":
-        return ToolCall(name, id=number, error="there is no such tool")
+    if status in _FAULTS:
+        return ToolCall(name, id=number, error=_FAULTS[status])
     if status == "invalid_json" and not isinstance(found.arguments, Mapping):
         call = json_call(found.raw)
         return ToolCall(name, id=number, error=call.error or "not valid JSON")

@@ -8,7 +8,7 @@
         \"\"\"
         return "sunny"
 
-    environment = tools_environment([weather])
+    environment = ToolsEnvironment([weather])
 
 Type hints and the docstring, in Google's format, become the tool's schema. Tools may be `async def`.
 
@@ -32,15 +32,7 @@ from dapo_rl.base.load import load_function
 from dapo_rl.base.quote import describe, one_line, shown
 from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.envs.calculator import calculator
-from dapo_rl.envs.protocol import (
-    AssistantTurn,
-    Message,
-    Observation,
-    ObservationTooLongError,
-    Opening,
-    ToolCall,
-    ToolSchema,
-)
+from dapo_rl.envs.protocol import AssistantTurn, Observation, ObservationTooLongError, Opening, ToolCall, ToolSchema
 from dapo_rl.envs.python_tool import python
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
@@ -151,23 +143,20 @@ def _is_a(value: Any, kind: str) -> bool:
 
 def _name(function: Any) -> str:
     if not callable(function) or isinstance(function, type):
-        raise UserError(f"tool {shown(function)}: a tool is a function, not {_kind(function)}")
+        kind = "a class" if isinstance(function, type) else f"a value of type {type(function).__name__}"
+        raise UserError(f"tool {shown(function)}: a tool is a function, not {kind}")
     if isinstance(function, functools.partial):
         raise UserError(f"tool {shown(function)}: a partial function has no name and docstring; define a function")
     return str(getattr(function, "__name__", type(function).__name__))
 
 
-def _kind(value: Any) -> str:
-    return "a class" if isinstance(value, type) else f"a value of type {type(value).__name__}"
-
-
 def _schema(name: str, function: Callable[..., Any]) -> ToolSchema:
-    plain_message = function if inspect.isroutine(function) else function.__call__  # type: ignore[operator]
+    routine = function if inspect.isroutine(function) else function.__call__  # type: ignore[operator]
     # Imported here, as it imports torch.
     templates = import_module("transformers.utils.chat_template_utils")
     try:
-        parameters = inspect.signature(plain_message).parameters.values()
-        described = templates.parse_google_format_docstring(inspect.getdoc(plain_message) or "")
+        parameters = inspect.signature(routine).parameters.values()
+        described = templates.parse_google_format_docstring(inspect.getdoc(routine) or "")
     except Exception as error:
         raise UserError(f"tool {name}: its signature cannot be read: {describe(error)}") from None
     if not described[0]:
@@ -187,7 +176,7 @@ def _schema(name: str, function: Callable[..., Any]) -> ToolSchema:
                 f"`{parameter.name}: …` below `Args:` in the docstring"
             )
     try:
-        schema: dict[str, Any] = templates.get_json_schema(plain_message)
+        schema: dict[str, Any] = templates.get_json_schema(routine)
     except Exception as error:
         raise UserError(
             f"tool {name}: no schema can be made of its type hints and docstring: {describe(error)}"
@@ -237,27 +226,45 @@ class _Failed:
     why: str
 
 
-class _Tools:
-    """What environments of tools have in common."""
+class ToolsEnvironment:
+    """Answers tool calls with the results of functions. A turn without a call ends the episode.
+
+    If a tool is asynchronous, `step` returns an awaitable. The calls of a turn then run concurrently, unless `in_turn`.
+    """
 
     stateless = True
 
-    def __init__(self, tools: Sequence[Callable[..., Any] | Tool]) -> None:
-        self._tools = _with_schemas(tools)
-        self.schemas: tuple[ToolSchema, ...] = tuple(tool.schema for tool in self._tools.values())
-        self.deterministic = all(tool.deterministic for tool in self._tools.values())
+    def __init__(self, tools: Sequence[Callable[..., Any] | Tool], in_turn: bool = False) -> None:
+        self._tools, self._in_turn = _with_schemas(tools), in_turn
+        made = self._tools.values()
+        self.schemas: tuple[ToolSchema, ...] = tuple(tool.schema for tool in made)
+        self.deterministic = all(tool.deterministic for tool in made)
+        self._awaits = any(tool.is_async for tool in made)
+        self.is_async = self._awaits and all(tool.is_async for tool in made)
 
     def open(self, prompt: Prompt, seed: int) -> Opening:
-        messages: Sequence[Message] = prompt.messages or ({"role": "user", "content": prompt.text},)
-        return Opening(tuple(messages), self.schemas)
+        return Opening(prompt.conversation, self.schemas)
 
-    def result(self) -> None:
-        """The reward comes from verifiers."""
+    def step(self, turn: AssistantTurn) -> Any:
+        if self._awaits:
+            return self._awaited(turn.tool_calls)
+        return _observation(turn.tool_calls, [self._call(call) for call in turn.tool_calls])
 
-    def close(self) -> None:
-        pass
+    async def _awaited(self, calls: Sequence[ToolCall]) -> Observation:
+        if self._in_turn:
+            return _observation(calls, [await self._result(call) for call in calls])
+        return _observation(calls, await asyncio.gather(*map(self._result, calls)))
 
-    def _prepared(self, call: ToolCall) -> tuple[Tool, dict[str, Any]] | _Failed:
+    async def _result(self, call: ToolCall) -> Any:
+        result = self._call(call)
+        if isinstance(result, _Failed) or not self._tools[call.name].is_async:
+            return result
+        try:
+            return await result
+        except (Exception, SystemExit) as error:
+            return _Failed(describe(error))
+
+    def _call(self, call: ToolCall) -> Any:
         if call.error:
             return _Failed(one_line(call.error))
         tool = self._tools.get(call.name)
@@ -265,62 +272,13 @@ class _Tools:
             hint = did_you_mean(nearest(call.name, self._tools), f"tools: {', '.join(self._tools)}")
             return _Failed(f"no tool {shown(call.name)}{hint}")
         try:
-            return tool, tool.arguments(call.arguments)
+            arguments = tool.arguments(call.arguments)
         except Exception as error:
             return _Failed(one_line(error))
-
-
-class ToolsEnvironment(_Tools):
-    """Answers tool calls with the results of functions. A turn without a call ends the episode."""
-
-    blocks = True
-
-    def __init__(self, tools: Sequence[Callable[..., Any] | Tool]) -> None:
-        super().__init__(tools)
-        if asynchronous := [tool.name for tool in self._tools.values() if tool.is_async]:
-            raise ValueError(f"{asynchronous[0]} is asynchronous: use tools_environment")
-
-    def step(self, turn: AssistantTurn) -> Observation:
-        return _observation(turn.tool_calls, [self._call(call) for call in turn.tool_calls])
-
-    def _call(self, call: ToolCall) -> Any:
-        prepared = self._prepared(call)
-        if isinstance(prepared, _Failed):
-            return prepared
-        tool, arguments = prepared
         try:
             return tool.function(**arguments)
         except (Exception, SystemExit) as error:
             return _Failed(describe(error))
-
-
-class AsyncToolsEnvironment(_Tools):
-    """As `ToolsEnvironment`, where a tool is asynchronous. Asynchronous calls of a turn run concurrently."""
-
-    @property
-    def blocks(self) -> bool:
-        """Whether a call of a synchronous tool can block its event loop."""
-        return not all(tool.is_async for tool in self._tools.values())
-
-    async def step(self, turn: AssistantTurn) -> Observation:
-        return _observation(turn.tool_calls, await asyncio.gather(*map(self._call, turn.tool_calls)))
-
-    async def _call(self, call: ToolCall) -> Any:
-        prepared = self._prepared(call)
-        if isinstance(prepared, _Failed):
-            return prepared
-        tool, arguments = prepared
-        try:
-            result = tool.function(**arguments)
-            return await result if tool.is_async else result
-        except (Exception, SystemExit) as error:
-            return _Failed(describe(error))
-
-
-def tools_environment(tools: Sequence[Callable[..., Any] | Tool]) -> ToolsEnvironment | AsyncToolsEnvironment:
-    """The environment of these tools; asynchronous, if one of them is."""
-    made = [Tool.of(tool) for tool in tools]
-    return AsyncToolsEnvironment(made) if any(tool.is_async for tool in made) else ToolsEnvironment(made)
 
 
 def _observation(calls: Sequence[ToolCall], results: Sequence[Any]) -> Observation:

@@ -35,7 +35,7 @@ from dapo_rl.base.suggest import did_you_mean, nearest
 from dapo_rl.data.tasks import is_task
 from dapo_rl.envs.protocol import AssistantTurn, Observation, Opening, ToolSchema
 from dapo_rl.envs.replies import opening_of
-from dapo_rl.envs.tools import Tool, is_deterministic, load_tools, method_tools, tools_environment
+from dapo_rl.envs.tools import Tool, ToolsEnvironment, is_deterministic, load_tools, method_tools
 from dapo_rl.errors import UserError
 from dapo_rl.types import Prompt
 
@@ -54,14 +54,11 @@ class TRLEnvironment:
     `factory` is a class or a function that makes an environment, its name as in the settings (`file.py:Class`), or a
     mapping of them: the column `environment` then chooses one for each row. `tools` are functions besides the methods.
 
-    If a method is asynchronous, `open`, `step` and `result` are coroutine functions (`AsyncTRLEnvironment`).
+    Where a method or a tool is asynchronous, the methods here return awaitables. Calls of a turn are made one after the
+    other.
     """
 
     has_state = True
-
-    def __new__(cls, factory: Any, tools: Sequence[Any] = ()) -> TRLEnvironment:
-        chosen = AsyncTRLEnvironment if cls is TRLEnvironment and _is_async(factory, tools) else cls
-        return super().__new__(chosen)
 
     def __init__(self, factory: Any, tools: Sequence[Any] = ()) -> None:
         self._factories = _factories(factory)
@@ -71,15 +68,17 @@ class TRLEnvironment:
         self._tools: Any = None
         self._owns_reward = False
         self.deterministic = all(map(is_deterministic, (*tools, *map(class_of, self._factories.values()))))
+        self.is_async = all(Tool.of(tool).is_async for tool in tools) and _is_async(self._factories, tools)
+        """A function can block an event loop. An asynchronous class is trusted not to, in all its methods."""
 
     def open(self, prompt: Prompt, seed: int) -> Any:
-        return self._opening(prompt, self._begin(prompt))
+        return _then(self._begin(prompt), lambda text: self._opening(prompt, text))
 
     def step(self, turn: AssistantTurn) -> Any:
         return self._tools.step(turn) if turn.tool_calls else self.result()
 
     def result(self) -> Any:
-        return self._verdict(self._instance.get_reward() if self._owns_reward else 0.0)
+        return _then(self._instance.get_reward() if self._owns_reward else 0.0, self._verdict)
 
     def close(self) -> Any:
         close = getattr(self._instance, "close", None)
@@ -95,7 +94,7 @@ class TRLEnvironment:
             raise UserError(f"prompt {prompt.id}: no environment {shown(name)} (column {ROUTE!r}){hint}")
         self._instance = self._factories[name]()
         self._owns_reward = callable(getattr(self._instance, "get_reward", None))
-        self._tools = tools_environment([*self._functions, *_bound_tools(self._instance)])
+        self._tools = ToolsEnvironment([*self._functions, *_bound_tools(self._instance)], in_turn=True)
         return self._instance.reset(**_accepted(self._instance.reset, row))
 
     def _opening(self, prompt: Prompt, text: Any) -> Opening:
@@ -114,29 +113,6 @@ class TRLEnvironment:
         return Observation(reward=0.0 if reward is None else float(reward), done=True, state=state_of(self._instance))
 
 
-class AsyncTRLEnvironment(TRLEnvironment):
-    """As `TRLEnvironment`, where a method or a tool is asynchronous. Calls of a turn are made one after the other."""
-
-    async def open(self, prompt: Prompt, seed: int) -> Opening:
-        return self._opening(prompt, await _awaited(self._begin(prompt)))
-
-    async def step(self, turn: AssistantTurn) -> Observation:
-        if not turn.tool_calls:
-            return await self.result()
-        answers = [await _awaited(self._tools.step(replace(turn, tool_calls=(call,)))) for call in turn.tool_calls]
-        return Observation(
-            messages=tuple(message for answer in answers for message in answer.messages),
-            tool_calls=len(answers),
-            tool_errors=sum(answer.tool_errors for answer in answers),
-        )
-
-    async def result(self) -> Observation:
-        return self._verdict(await _awaited(self._instance.get_reward()) if self._owns_reward else 0.0)
-
-    async def close(self) -> None:
-        await _awaited(super().close())
-
-
 class TRLEnvironments:
     """Makes the environment of each episode, for an `EnvironmentPool`."""
 
@@ -145,8 +121,6 @@ class TRLEnvironments:
         self.environment = self()
         """An example, which says whether it is asynchronous and deterministic."""
         self.tools: Sequence[ToolSchema] = _schemas(factory, tools)
-        self.blocks = not all(Tool.of(tool).is_async for tool in tools)
-        """Whether a function can block an event loop. An asynchronous class is trusted not to, in all its methods."""
 
     def __call__(self) -> TRLEnvironment:
         return TRLEnvironment(*self._arguments)
@@ -239,9 +213,8 @@ def _schemas(factory: Any, tools: Sequence[Any]) -> list[ToolSchema]:
     return [Tool.of(tool).schema for tool in (*tools, *_tools_of(kind))]
 
 
-def _is_async(factory: Any, tools: Sequence[Any]) -> bool:
-    for each in _factories(factory).values():
-        kind = class_of(each)
+def _is_async(factories: Mapping[Any, Factory], tools: Sequence[Any]) -> bool:
+    for kind in map(class_of, factories.values()):
         reserved = (getattr(kind, name, None) for name in ("reset", "get_reward", "close"))
         if any(map(inspect.iscoroutinefunction, reserved)) or any(tool.is_async for tool in _tools_of(kind)):
             return True
@@ -256,5 +229,12 @@ def _accepted(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str,
     return {name: value for name, value in row.items() if name in parameters}
 
 
-async def _awaited(value: Any) -> Any:
-    return await value if inspect.isawaitable(value) else value
+def _then(value: Any, use: Callable[[Any], Observation | Opening]) -> Any:
+    """What is made of a value, or an awaitable of it if the value is awaitable."""
+    if not inspect.isawaitable(value):
+        return use(value)
+
+    async def later() -> Observation | Opening:
+        return use(await value)
+
+    return later()

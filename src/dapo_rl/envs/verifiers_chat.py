@@ -53,8 +53,8 @@ class ChatHarness(Harness[ChatHarnessConfig]):  # type: ignore[misc]
         async with AsyncExitStack() as stack:
             tools, dispatch, connections = await connect_mcp({"mcpServers": servers}, stack)
             # verifiers' own server is local; loading certificates for it would take longer than a call.
-            plain_message = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            http = openai.DefaultAsyncHttpxClient(verify=plain_message, trust_env=False, timeout=None)
+            plain = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            http = openai.DefaultAsyncHttpxClient(verify=plain, trust_env=False, timeout=None)
             client = await stack.enter_async_context(
                 openai.AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, http_client=http)
             )

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.rewards.answers import answers_equal, extract_answer, normalize_answer
-from dapo_rl.rewards.answers.evaluate import load
+from dapo_rl.rewards.answers.evaluate import context
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.types import Group, Prompt, Trajectory, Verdict
 
@@ -78,7 +78,7 @@ class _SameAnswers:
     """The comparison as a verifier: texts are answers, and the verdicts' answers are their representatives."""
 
     def warm_up(self) -> None:
-        load()
+        context()
 
     def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
         return [Verdict(0.0, False, "wrong", name) for name in same_answers([sample.text for sample in samples])]

@@ -45,9 +45,7 @@ def build_verifier(settings: RewardSettings) -> Verifier:
     verifiers = [_build_one(e.verifier, settings, n, e.timeout_s) for e, n in zip(entries, names, strict=True)]
     if isinstance(settings.verifier, str) and not isinstance(verifiers[0], Served):
         return verifiers[0]
-    limits = [
-        None if isinstance(v, Served) else e.timeout_s or limit_of(v) for e, v in zip(entries, verifiers, strict=True)
-    ]
+    limits = [entry.timeout_s for entry in entries]
     return _weighted(verifiers, [entry.weight for entry in entries], names, limits, settings)
 
 
@@ -55,19 +53,16 @@ def _weighted(
     verifiers: Sequence[Verifier | Served],
     weights: Sequence[float] | None,
     names: Sequence[str],
-    limits: Sequence[float | None] | None,
+    given: Sequence[float | None],
     settings: RewardSettings,
 ) -> Verifier:
-    if not any(isinstance(each, Served) for each in verifiers):
+    """`given` are the time limits of the settings."""
+    pairs = zip(verifiers, given, strict=True)
+    limits = [None if isinstance(each, Served) else limit or limit_of(each) for each, limit in pairs]
+    served = {name: each for name, each in zip(names, verifiers, strict=True) if isinstance(each, Served)}
+    if not served:
         return CombinedVerifier(verifiers, weights, names, limits, settings.timeout_s)
-    if limits is None:
-        limits = [None if isinstance(each, Served) else limit_of(each) for each in verifiers]
-    named = zip(names, verifiers, strict=True)
-    rules = {
-        name: VERIFIERS[each.agree_with](settings)
-        for name, each in named
-        if isinstance(each, Served) and each.agree_with is not None
-    }
+    rules = {name: VERIFIERS[each.agree_with](settings) for name, each in served.items() if each.agree_with}
     return MixedVerifier(verifiers, weights, names, limits, settings, rules)
 
 
@@ -86,7 +81,7 @@ def as_verifier(
     verifiers = [_from(function, settings, name) for function, name in zip(functions, names, strict=True)]
     if len(verifiers) == 1 and weights is None and not isinstance(verifiers[0], Served):
         return verifiers[0]
-    return _weighted(verifiers, weights, names, None, settings)
+    return _weighted(verifiers, weights, names, [None] * len(names), settings)
 
 
 def recorded_verifier(

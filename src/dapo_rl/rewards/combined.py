@@ -5,16 +5,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from dapo_rl.base.quote import shown
 from dapo_rl.errors import UserError
-from dapo_rl.rewards.custom import Calls, CustomVerifier, curve_name, wait_for, with_metrics
+from dapo_rl.rewards.custom import Calls, CustomVerifier, curve_name, wait_for
+from dapo_rl.rewards.logbook import limited, with_metrics
 from dapo_rl.rewards.trainer_state import AT_START, RewardState
 from dapo_rl.rewards.validation import fault_of_score, limit_of, trait, verify
 from dapo_rl.types import MOST_LOGGED, Loggable, Prompt, RewardPart, Trajectory, Verdict, Verifier
-
-Value = TypeVar("Value")
 
 
 class CombinedVerifier:
@@ -87,7 +86,7 @@ class CombinedVerifier:
             for index, of_sample in enumerate(zip(*opinions, strict=True))
         ]
         own = [verdict.metrics for opinion in opinions for verdict in opinion if verdict is not None]
-        return with_all_metrics(verdicts, [*(each.log.metrics for each in calls), *own])
+        return with_metrics(verdicts, [*(each.log.metrics for each in calls), *own])
 
     def _combine(self, verdicts: Sequence[Verdict | None], extra: dict[str, Loggable]) -> Verdict:
         named = zip(self.names, self.weights, verdicts, strict=True)
@@ -96,14 +95,20 @@ class CombinedVerifier:
             if self._partial:
                 return Verdict(0.0, False, "wrong", extra=limited(extra))
             return Verdict(0.0, False, "error", detail="every reward function returned None", extra=limited(extra))
-        extra = limited({name: value for _, _, verdict in applied for name, value in verdict.extra.items()} | extra)
-        for _, _, verdict in applied:
-            if verdict.failed:
-                return replace(verdict, parts=(), extra=extra, metrics={})
-        first = applied[0][2]
-        score = sum(weight * verdict.score for _, weight, verdict in applied)
-        parts = tuple(RewardPart(name, float(verdict.score), weight) for name, weight, verdict in applied)
-        return Verdict(score, first.correct, first.status, first.answer, first.detail, parts, extra)
+        own = {name: value for _, _, verdict in applied for name, value in verdict.extra.items()}
+        return weighted_sum(applied, limited(own | extra))
+
+
+def weighted_sum(applied: Sequence[tuple[str, float, Verdict]], extra: Mapping[str, Loggable]) -> Verdict:
+    """Of the verdicts that apply, with their names and weights: the first decides whether the sample is correct, and
+    one that failed fails it."""
+    for _, _, verdict in applied:
+        if verdict.failed:
+            return replace(verdict, parts=(), extra=extra, metrics={})
+    first = applied[0][2]
+    score = sum(weight * verdict.score for _, weight, verdict in applied)
+    parts = tuple(RewardPart(name, float(verdict.score), weight) for name, weight, verdict in applied)
+    return Verdict(score, first.correct, first.status, first.answer, first.detail, parts, extra)
 
 
 def unique(names: Sequence[str]) -> tuple[str, ...]:
@@ -140,23 +145,3 @@ def _is_async(verifier: Verifier) -> bool:
 
 def _extra(calls: Sequence[Calls], index: int) -> dict[str, Loggable]:
     return {name: value for each in calls for name, value in each.log.extra(index).items()}
-
-
-def with_all_metrics(verdicts: list[Verdict], logged: Sequence[Mapping[str, tuple[float, int]]]) -> list[Verdict]:
-    """The verdicts of a call, with what all functions logged."""
-    return with_metrics(verdicts, _joined(logged))
-
-
-def _joined(logged: Sequence[Mapping[str, tuple[float, int]]]) -> dict[str, tuple[float, int]]:
-    """The metrics of several functions; a name that several log is averaged over all of them."""
-    joined: dict[str, tuple[float, int]] = {}
-    for metrics in logged:
-        for name, (total, count) in metrics.items():
-            before = joined.get(name, (0.0, 0))
-            joined[name] = (before[0] + total, before[1] + count)
-    return limited(joined)
-
-
-def limited(logged: dict[str, Value]) -> dict[str, Value]:
-    """The first of more names than a verdict may have."""
-    return dict(itertools.islice(logged.items(), MOST_LOGGED))

@@ -10,18 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from types import SimpleNamespace
+from typing import Any, Literal, Never
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import describe, describe_traceback
 from dapo_rl.choices import REWARD_MODEL, is_judge, is_reward_model
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
-from dapo_rl.rewards.environment_view import environment_views
-from dapo_rl.rewards.logbook import LONGEST_NAME, Logbook
+from dapo_rl.rewards.logbook import LONGEST_NAME, Logbook, with_metrics
 from dapo_rl.rewards.trainer_state import AT_START, RewardState
 from dapo_rl.rewards.validation import failure, fault_of_score, kind_of, limit_of, name_of
-from dapo_rl.types import Loggable, Prompt, RewardPart, Trajectory, Verdict, VerdictStatus
+from dapo_rl.types import Prompt, RewardPart, Trajectory, Verdict, VerdictStatus
 
 DEFAULT_THRESHOLD = 0.5
 SIGNATURES = (
@@ -101,15 +101,11 @@ class CustomVerifier:
         begun = self.begin(prompt, samples, state)
         wait_for([begun])
         nothing = self._failure("returned None, and no other reward function applies")
-        verdicts = [
-            self._alone(nothing if verdict is None else verdict, begun.log.extra(index))
-            for index, verdict in enumerate(begun.verdicts())
-        ]
-        return with_metrics(verdicts, begun.log.metrics)
-
-    def _alone(self, verdict: Verdict, extra: Mapping[str, Loggable]) -> Verdict:
-        parts = () if verdict.failed else (RewardPart(self.name, verdict.score),)
-        return replace(verdict, parts=parts, extra=extra)
+        verdicts = []
+        for index, verdict in enumerate(each or nothing for each in begun.verdicts()):
+            parts = () if verdict.failed else (RewardPart(self.name, verdict.score),)
+            verdicts.append(replace(verdict, parts=parts, extra=begun.log.extra(index)))
+        return with_metrics(verdicts, [begun.log.metrics])
 
     def begin(self, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState = AT_START) -> Calls:
         """Calls the function. An asynchronous one starts in `wait_for`, with others at the same time."""
@@ -164,7 +160,7 @@ class CustomVerifier:
         columns["completions"] = [said for _, said in conversations] or [sample.text for sample in samples]
         columns["completion_ids"] = [sample.token_ids.tolist() for sample in samples]
         if any(sample.episode for sample in samples):
-            columns["environments"] = environment_views(sample.episode.get("state", {}) for sample in samples)
+            columns["environments"] = [EnvironmentView(**sample.episode.get("state", {})) for sample in samples]
         return columns
 
     def _verl_arguments(self, prompt: Prompt, sample: Trajectory) -> dict[str, Any]:
@@ -196,8 +192,7 @@ class CustomVerifier:
                 raise TypeError(f"{type(score).__name__} is not a number")
             if fault := fault_of_score(score):
                 raise ValueError(fault)
-            threshold = DEFAULT_THRESHOLD if self.settings.threshold is None else self.settings.threshold
-            by_score = score if isinstance(score, bool) else score > threshold
+            by_score = score if isinstance(score, bool) else score > threshold_of(self.settings)
             correct = bool(by_score if accuracy is None else accuracy)
             status: VerdictStatus = "correct" if correct else "wrong"
             return Verdict(float(score), correct, status, answer if isinstance(answer, str) else None)
@@ -216,6 +211,16 @@ class CustomVerifier:
         return self._failure(detail)
 
 
+class EnvironmentView(SimpleNamespace):
+    """An environment after its episode, as reward functions get it: its attributes, without its methods."""
+
+    def __getattr__(self, name: str) -> Never:
+        raise AttributeError(
+            f"environments: no attribute {name!r}; reward functions get the attributes of an environment that JSON can "
+            f"express ({', '.join(vars(self)) or 'none'}), not its methods: set one, or write get_reward"
+        )
+
+
 def signature_of(function: Callable[..., Any]) -> Literal["trl", "verl"] | None:
     """The signature of a function, by the names of its parameters."""
     try:
@@ -228,13 +233,17 @@ def signature_of(function: Callable[..., Any]) -> Literal["trl", "verl"] | None:
 
 def conversation(prompt: Prompt, sample: Trajectory) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """The messages before the first turn, and those from it on, as a function may change them."""
-    asked: Sequence[Mapping[str, Any]] = prompt.messages or ({"role": "user", "content": prompt.text},)
+    asked = list(map(dict, prompt.conversation))
     if sample.episode:
         begun = sample.episode.get("opening", 0)
         whole = copy.deepcopy(list(sample.episode.get("messages", ())))
-        return whole[:begun] or list(map(dict, asked)), whole[begun:]
+        return whole[:begun] or asked, whole[begun:]
     said = copy.deepcopy(list(sample.messages)) or [{"role": "assistant", "content": sample.text}]
-    return list(map(dict, asked)), said  # type: ignore[return-value]
+    return asked, said  # type: ignore[return-value]
+
+
+def threshold_of(settings: RewardSettings) -> float:
+    return DEFAULT_THRESHOLD if settings.threshold is None else settings.threshold
 
 
 def _is_required(parameter: inspect.Parameter) -> bool:
@@ -286,8 +295,3 @@ def wait_for(begun: Sequence[Calls]) -> None:
     # An event loop is already running in this thread, as in a notebook.
     with ThreadPoolExecutor(max_workers=1) as pool:
         pool.submit(asyncio.run, complete_all()).result()
-
-
-def with_metrics(verdicts: list[Verdict], metrics: Mapping[str, tuple[float, int]]) -> list[Verdict]:
-    """The verdicts of a call, the first of them with the metrics that the call logged."""
-    return [replace(verdicts[0], metrics=metrics), *verdicts[1:]] if metrics and verdicts else verdicts

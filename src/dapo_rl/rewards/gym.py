@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 from dapo_rl.base.quote import describe
@@ -16,7 +16,7 @@ from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.answers import extract_answer
 from dapo_rl.rewards.inert_python import is_inert_python
-from dapo_rl.types import Prompt, Trajectory, Verdict, VerdictStatus
+from dapo_rl.types import Prompt, Trajectory, Verdict
 
 FULL_MARKS = 1.0
 SOURCE_PREFIX = "reasoning_gym:"
@@ -61,21 +61,19 @@ class GymVerifier:
 
     def _verify(self, scorer: Any, evaluates: bool, entry: dict[str, Any], sample: Trajectory) -> Verdict:
         answer = gym_answer(sample.text)
+        wrong = functools.partial(Verdict, self.settings.wrong, False)
         if answer != entry["answer"] and evaluates and not is_inert_python(answer):
-            return Verdict(self.settings.wrong, False, "wrong", answer, "not evaluated: more than arithmetic or a list")
+            return wrong("wrong", answer, "not evaluated: more than arithmetic or a list")
         try:
             score = float(scorer.score_answer(answer, entry))
         except Exception as error:
             detail = f"{type(scorer).__name__}.score_answer: {describe(error)}"
-            status: VerdictStatus = "unparseable" if _works(scorer, entry) else "error"
-            return Verdict(self.settings.wrong, False, status, answer, detail)
+            return wrong("unparseable" if _works(scorer, entry) else "error", answer, detail)
         if math.isnan(score):
-            return Verdict(
-                self.settings.wrong, False, "error", answer, f"{type(scorer).__name__} returned the score nan"
-            )
+            return wrong("error", answer, f"{type(scorer).__name__} returned the score nan")
         if score >= min(FULL_MARKS if self.settings.threshold is None else self.settings.threshold, FULL_MARKS):
             return Verdict(self.settings.correct, True, "correct", answer)
-        return Verdict(self.settings.wrong, False, "wrong", answer)
+        return wrong("wrong", answer)
 
 
 def _works(scorer: Any, entry: dict[str, Any]) -> bool:
@@ -96,7 +94,7 @@ def gym_answer(text: str) -> str:
     return inside.strip() if closing and opening else text.strip()
 
 
-@lru_cache(maxsize=256)
+@functools.lru_cache(maxsize=256)
 def _scorer(name: str, parameters: str) -> tuple[Any, bool]:
     """The data set as a scorer, cached for each set of parameters, and whether it evaluates answers as Python."""
     try:

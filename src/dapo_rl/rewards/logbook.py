@@ -6,13 +6,17 @@ exception in the function, which becomes a failed verdict with one line about it
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import shorten, shown
-from dapo_rl.types import MOST_LOGGED, Loggable
+from dapo_rl.types import MOST_LOGGED, Loggable, Verdict
+
+Value = TypeVar("Value")
 
 LONGEST_NAME = 64
 LONGEST_VALUE = 1000
@@ -54,6 +58,22 @@ class Logbook:
     def extra(self, index: int) -> dict[str, Loggable]:
         """The logged values of one sample."""
         return {column: values[index] for column, values in self._columns.items()}
+
+
+def with_metrics(verdicts: list[Verdict], logged: Sequence[Mapping[str, tuple[float, int]]]) -> list[Verdict]:
+    """The verdicts of a call, the first of them with what all functions logged: a name that several log is averaged
+    over all of them."""
+    joined: dict[str, tuple[float, int]] = {}
+    for metrics in logged:
+        for name, (total, count) in metrics.items():
+            before = joined.get(name, (0.0, 0))
+            joined[name] = (before[0] + total, before[1] + count)
+    return [replace(verdicts[0], metrics=limited(joined)), *verdicts[1:]] if joined and verdicts else verdicts
+
+
+def limited(logged: dict[str, Value]) -> dict[str, Value]:
+    """The first of more names than a verdict may have."""
+    return dict(itertools.islice(logged.items(), MOST_LOGGED))
 
 
 def fault_of_name(name: Any) -> str:

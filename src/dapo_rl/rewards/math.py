@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
 from dapo_rl.rewards.answers import answers_equal, extract_answer, last_boxed
-from dapo_rl.rewards.answers.evaluate import load
+from dapo_rl.rewards.answers.evaluate import context
 from dapo_rl.types import Prompt, Trajectory, Verdict
 
 
@@ -22,7 +22,7 @@ class MathVerifier:
         self.settings = settings
 
     def warm_up(self) -> None:
-        load()
+        context()
 
     def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
         truth = final_answer(ground_truth(prompt))

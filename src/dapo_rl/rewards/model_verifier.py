@@ -11,10 +11,10 @@ from typing import Any, NamedTuple, Protocol
 from dapo_rl.base.quote import printable, shorten
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
-from dapo_rl.rewards.custom import DEFAULT_THRESHOLD, conversation
+from dapo_rl.rewards.custom import conversation
 from dapo_rl.rewards.served import Served
 from dapo_rl.rewards.validation import failure, fault_of_score
-from dapo_rl.types import Prompt, RewardPart, Trajectory, Verdict
+from dapo_rl.types import Prompt, Trajectory, Verdict
 
 
 class Exchange(NamedTuple):
@@ -113,10 +113,7 @@ class ModelVerifier(Served):
         fault = score if isinstance(score, str) else fault_of_score(score)
         if isinstance(score, str) or fault:
             return failure(f"the reward model {self.given.name}: {printable(shorten(fault))}", self.settings.wrong)
-        threshold = DEFAULT_THRESHOLD if self.settings.threshold is None else self.settings.threshold
-        correct = score > threshold
-        parts = (RewardPart(self.name, score),)
-        return Verdict(score, correct, "correct" if correct else "wrong", parts=parts)
+        return self.scored(score)
 
     def release_memory(self) -> None:
         if self._scorer is not None:

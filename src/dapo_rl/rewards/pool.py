@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
@@ -18,7 +17,7 @@ from dapo_rl.rewards.judge.policy import JudgingPolicy, PolicyJudge
 from dapo_rl.rewards.judge.verifier import JudgeVerifier, figures_of
 from dapo_rl.rewards.model_verifier import GivenModel, ModelVerifier, Scorer
 from dapo_rl.rewards.served import MixedTicket, MixedVerifier, Served
-from dapo_rl.rewards.service import Reply, decode_reply, encode_call, verifier_service
+from dapo_rl.rewards.service import decode_reply, encode_call, verifier_service
 from dapo_rl.rewards.trainer_state import AT_START, RewardState
 from dapo_rl.rewards.validation import failure, limit_of, trait, user_errors, verify
 from dapo_rl.types import Drops, FinishReason, Prompt, Trajectory, Verdict, Verifier
@@ -153,9 +152,7 @@ class VerifierPool:
     def __enter__(self) -> VerifierPool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -208,12 +205,8 @@ class _Calls:
         self, client: WorkerClient, prompt: Prompt, samples: Sequence[Trajectory], state: RewardState
     ) -> list[Verdict] | Verdict:
         """The verdicts, or a single verdict for all samples if the call failed."""
-
-        def decode(data: bytearray) -> Reply:
-            return decode_reply(data, len(samples))
-
         try:
-            reply = client.call(encode_call(prompt, samples, state), decode)
+            reply = client.call(encode_call(prompt, samples, state), lambda data: decode_reply(data, len(samples)))
         except WorkerFailedError as error:
             return failure(str(error), self._wrong, error.status)
         if reply.exhausted:

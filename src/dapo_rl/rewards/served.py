@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from dapo_rl.config import RewardSettings
-from dapo_rl.rewards.combined import CombinedVerifier, checked_weights, limited, with_all_metrics
-from dapo_rl.rewards.validation import trait
+from dapo_rl.rewards.combined import CombinedVerifier, checked_weights, weighted_sum
+from dapo_rl.rewards.custom import threshold_of
+from dapo_rl.rewards.logbook import limited, with_metrics
 from dapo_rl.types import Drops, Pending, Prompt, RewardPart, Trajectory, Verdict, Verifier
 
 AGREE_WITH = "agree_with."
@@ -20,6 +21,7 @@ AGREE_WITH = "agree_with."
 class Served:
     """A verifier that must exist once. What a run tells it, it may ignore."""
 
+    settings: RewardSettings
     name = ""
     """Of its curve."""
     needs_answer = False
@@ -31,6 +33,12 @@ class Served:
 
     def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
         return list(self.submit(prompt, samples).result())
+
+    def scored(self, score: float) -> Verdict:
+        """Correct if the score is above `reward.threshold`."""
+        correct = score > threshold_of(self.settings)
+        parts = (RewardPart(self.name, score),)
+        return Verdict(score, correct, "correct" if correct else "wrong", parts=parts)
 
     def begin(self, directory: Path) -> None:
         """A run begins, or continues, in its directory."""
@@ -55,16 +63,10 @@ class AsScore:
 
     def __init__(self, rule: Verifier) -> None:
         self._rule = rule
-        self.needs_answer = trait(rule, "needs_answer")
-        self.per_sample, self.text_only = trait(rule, "per_sample"), trait(rule, "text_only")
 
-    def warm_up(self) -> None:
-        if own := getattr(self._rule, "warm_up", None):
-            own()
-
-    def check(self, prompts: Sequence[Prompt]) -> None:
-        if own := getattr(self._rule, "check", None):
-            own(prompts)
+    def __getattr__(self, name: str) -> Any:
+        """What else the rule has: its traits, and how it warms up and checks prompts."""
+        return getattr(self._rule, name)
 
     def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
         return [
@@ -128,7 +130,7 @@ class MixedVerifier:
             for own, *others in zip(of_workers, *served.values(), strict=True)
         ]
         metrics = [verdict.metrics for opinion in (local or (), *served.values()) for verdict in opinion]
-        return with_all_metrics(verdicts, metrics)
+        return with_metrics(verdicts, metrics)
 
     def _joined(self, local: Verdict | None, served: Mapping[str, Verdict]) -> Verdict:
         parts = {} if local is None else {part.name: part.score for part in local.parts}
@@ -136,20 +138,14 @@ class MixedVerifier:
             rule = parts.pop(AGREE_WITH + name, -1.0)
             if rule >= 0 and not verdict.failed:
                 self.served[name].compare(verdict, Verdict(rule, rule > 0, "correct" if rule > 0 else "wrong"))
-        failed = [each for each in served.values() if each.failed]
+        opinions = dict(served)
+        if local is not None:  # of its parts, workers have told what the first one decides
+            opinions |= {name: replace(local, score=score) for name, score in parts.items()}
+        applied = [(name, self.weights[name], opinions[name]) for name in self.names if name in opinions]
         if local is not None and local.failed and not self.only_rules:
-            failed.insert(0, local)
-        extra = limited({key: value for each in (local, *served.values()) if each for key, value in each.extra.items()})
-        if failed:
-            return replace(failed[0], parts=(), extra=extra, metrics={})
-        scores = parts | {name: verdict.score for name, verdict in served.items()}
-        applied = [name for name in self.names if name in scores]
-        # The first that applies decides. Workers have told that of the first of their own.
-        first = served.get(applied[0], local)
-        assert first is not None
-        score = sum(self.weights[name] * scores[name] for name in applied)
-        shares = tuple(RewardPart(name, float(scores[name]), self.weights[name]) for name in applied)
-        return Verdict(score, first.correct, first.status, first.answer, first.detail, shares, extra)
+            applied.insert(0, ("", 0.0, local))
+        extra = {key: value for each in (local, *served.values()) if each for key, value in each.extra.items()}
+        return weighted_sum(applied, limited(extra))
 
 
 @dataclass(frozen=True, slots=True)

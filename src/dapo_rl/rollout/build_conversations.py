@@ -12,7 +12,7 @@ from dapo_rl.envs.messages import QUESTION, with_system
 from dapo_rl.envs.opening import opening
 from dapo_rl.envs.pool import Environments
 from dapo_rl.models.tokenizer import CHAT_TEMPLATE
-from dapo_rl.rewards.custom import DEFAULT_THRESHOLD
+from dapo_rl.rewards.custom import threshold_of
 from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.types import Prompt
 
@@ -30,7 +30,6 @@ def build_conversations(
     """`context` limits prompt and response together. `rewards`: whether the environment gives rewards. `vocabulary`:
     how many tokens the model has."""
     chat = _chat(config, pool, tokenizer)
-    threshold = config.reward.threshold
     return Conversations(
         pool,
         chat,
@@ -40,7 +39,7 @@ def build_conversations(
         rewards=rewards,
         encode=lambda text: encode(tokenizer, [text], special=False)[0],
         system=config.data.system_prompt,
-        threshold=DEFAULT_THRESHOLD if threshold is None else threshold,
+        threshold=threshold_of(config.reward),
         wrong=config.reward.wrong,
         vocabulary=vocabulary,
     )

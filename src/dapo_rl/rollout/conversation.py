@@ -73,6 +73,11 @@ class Conversation:
         """Tokens of the policy in turns that have ended, which are counted as generated."""
         return self.trajectory.written + sum(fork.written for fork in self.forks)
 
+    @property
+    def observed_tokens(self) -> int:
+        """Tokens of the environment after its prompts, in all its trajectories."""
+        return sum(len(each.token_ids) - each.written for each in (*self.forks, self.trajectory))
+
     def for_verifier(self) -> dict[str, Any]:
         """`Trajectory.episode`. An agent that began another conversation is judged by its last one."""
         begun = len(self.opening)
@@ -328,7 +333,6 @@ class Conversations:
     ) -> None:
         before = conversation.trajectory
         start = len(before.token_ids)
-        observed = start - before.written + len(ids)
         conversation.messages += messages
         if not ids:  # the next turn of the policy follows its last one
             return
@@ -336,7 +340,7 @@ class Conversations:
             turns=(*before.turns, Turn(start, start + len(ids), "environment", seconds)),
             messages=(*before.messages, *messages),
         )
-        if observed > self._settings.max_observation_tokens:
+        if conversation.observed_tokens > self._settings.max_observation_tokens:
             conversation.limit = 0
 
     def _fork(self, conversation: Conversation, opening: Opening) -> None:

@@ -20,8 +20,8 @@ from dapo_rl.data.chat import PromptReader
 from dapo_rl.data.rows import BadRowError
 from dapo_rl.engines.protocol import Engine, Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
-from dapo_rl.rewards.judge.client import JudgeReply
 from dapo_rl.rewards.judge.policy import JudgeQuestion, JudgingPolicy, PolicyJudge
+from dapo_rl.rewards.judge.verifier import JudgeReply
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rollout.episodes import poll_engine
 from dapo_rl.types import Verifier
@@ -65,7 +65,9 @@ class PolicyAnswers:
         except BaseException:
             with suppress(Exception):  # the engine itself may have failed
                 self._engine.cancel(list(asked))
-            self._waiting.extendleft(question for question, _ in reversed(asked.values()))
+            for question, _ in reversed(asked.values()):
+                question.interrupt()
+                self._waiting.appendleft(question)
             raise
 
     def forget(self) -> None:

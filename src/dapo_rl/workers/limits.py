@@ -148,7 +148,7 @@ class ControlGroups:
         """Removes the groups of supervisors that were killed."""
         for owner, group in self._all():
             # If a group has processes in another namespace, its supervisor may be alive there.
-            if (owner == os.getpid() or not _is_alive(owner)) and 0 not in group.pids():
+            if (owner == os.getpid() or not os.path.exists(f"/proc/{owner}")) and 0 not in group.pids():
                 group.remove()
 
     def _all(self) -> Iterator[tuple[int, ControlGroup]]:
@@ -173,16 +173,6 @@ def _enable(directory: Path) -> bool:
         _write(directory / "cgroup.subtree_control", "+memory")
         return True
     return False
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def _directories(path: Path) -> list[Path]:

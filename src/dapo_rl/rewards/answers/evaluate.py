@@ -155,11 +155,6 @@ def context() -> Any:
     return _contexts.mp
 
 
-def load() -> None:
-    """Imports mpmath before the first comparison."""
-    context()
-
-
 class Evaluator:
     """Computes a value to a number of digits, and counts the digits lost to cancellation."""
 

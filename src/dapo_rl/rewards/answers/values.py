@@ -110,10 +110,7 @@ def _digits(node: Node) -> int:
 
 
 def _same_function(truth: Node, given: Node, names: list[str]) -> bool:
-    def same_value(theirs: Any, ours: Any, point: Point) -> bool:
-        return _close(truth, given, point, theirs, ours)
-
-    agree = _agree(truth, given, names, same_value)
+    agree = _agree(truth, given, names, lambda theirs, ours, point: _close(truth, given, point, theirs, ours))
     return same_form(truth, given) if agree is None else agree
 
 

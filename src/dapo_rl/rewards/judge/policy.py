@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from dapo_rl.errors import UserError, VerifierStopError
-from dapo_rl.rewards.judge.client import JudgeReply
-from dapo_rl.rewards.judge.verifier import JudgeCounts, JudgeVerifier, Mark
+from dapo_rl.rewards.judge.verifier import JudgeCounts, JudgeReply, JudgeVerifier, Mark
 
 
 class JudgingPolicy(Protocol):
@@ -50,7 +49,7 @@ class PolicyJudge(JudgeVerifier):
     def use(self, policy: JudgingPolicy) -> None:
         """From now on, this policy is asked."""
         self._policy, self._version = policy, policy.version
-        self._record.forget_replies()
+        self.record.forget_replies()
 
     def finish(self, marks: Sequence[Future[Mark]]) -> None:
         if self._policy is not None and not all(mark.done() for mark in marks):
@@ -69,24 +68,16 @@ class PolicyJudge(JudgeVerifier):
             self.use(self._policy)
         return super()._ask(text)
 
-    def begin_call(self) -> None:
-        self._record.begin_call()
-        self._count(JudgeCounts(calls=1))
-
     def take(self, question: JudgeQuestion, reply: JudgeReply) -> Mark | None:
         """The mark of a reply; None: the question is asked again."""
         assert self._policy is not None
-        self._count(JudgeCounts(seconds=time.monotonic() - question.since))
-        mark = self._mark(reply.text)
-        self._count(JudgeCounts(tokens=reply.tokens))
-        self._record.end_call(question.key, None if mark.fault else reply.text, reply.tokens)
+        self.record.log_call()
+        self._count(JudgeCounts(calls=1, tokens=reply.tokens, seconds=time.monotonic() - question.since))
+        mark = self._take_reply(question.key, reply)
         if mark.fault and self.judge.is_random and question.attempt < self.judge.retries:
             self._policy.ask(replace(question, attempt=question.attempt + 1))
             return None
         return mark
-
-    def stop(self, error: VerifierStopError) -> None:
-        self._record.stopped = str(error)
 
 
 @dataclass(slots=True, eq=False)
@@ -105,7 +96,7 @@ class JudgeQuestion:
     def begin(self) -> bool:
         """Whether there is a budget for it."""
         try:
-            self.judge.begin_call()
+            self.judge.record.reserve_call()
         except VerifierStopError as error:
             self._stop(error)
             return False
@@ -125,10 +116,14 @@ class JudgeQuestion:
         if mark is not None:
             self.mark.set_result(mark)
 
+    def interrupt(self) -> None:
+        """It waits to be asked again, so that it does not count."""
+        self.judge.record.release_call()
+
     def give_up(self) -> None:
         self.mark.cancel()
         self.mark.set_running_or_notify_cancel()  # tells those who wait
 
     def _stop(self, error: VerifierStopError) -> None:
-        self.judge.stop(error)
+        self.judge.record.stopped = str(error)
         self.mark.set_exception(error)

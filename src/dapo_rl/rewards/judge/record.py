@@ -75,16 +75,27 @@ class JudgeRecord:
 
     def begin_call(self) -> None:
         """Counts a call that is about to be made, or raises VerifierStopError."""
+        self.reserve_call()
+        self.log_call()
+
+    def reserve_call(self) -> None:
+        """Counts a call in this process alone, or raises VerifierStopError."""
         budget = self._settings.budget
         with self._lock:
-            for key, spent, limit in (
-                ("calls", self._calls, budget.calls),
-                ("tokens", self._tokens, budget.tokens),
-            ):
+            for key, spent, limit in (("calls", self._calls, budget.calls), ("tokens", self._tokens, budget.tokens)):
                 if limit is not None and spent >= limit:
                     line = f"{self._file}: budget.{key}: {spent:,} {key} are spent, and more are needed; raise it"
                     raise VerifierStopError(f"{line}, and resume")
             self._calls += 1
+
+    def release_call(self) -> None:
+        """A call that was reserved has been interrupted."""
+        with self._lock:
+            self._calls -= 1
+
+    def log_call(self) -> None:
+        """Writes a call that is counted into the run directory."""
+        with self._lock:
             if self._ledger is not None:
                 self._ledger.append({"call": True})
                 self._logged_calls += 1

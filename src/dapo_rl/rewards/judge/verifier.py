@@ -12,14 +12,13 @@ from typing import Any, NamedTuple
 from dapo_rl.base.quote import printable, shorten
 from dapo_rl.config import RewardSettings
 from dapo_rl.errors import UserError
-from dapo_rl.rewards.custom import DEFAULT_THRESHOLD
 from dapo_rl.rewards.judge.judge_file import JudgeSettings, rendered
 from dapo_rl.rewards.judge.reading import NoMarkError, score_of
 from dapo_rl.rewards.judge.record import JudgeRecord, key_of
 from dapo_rl.rewards.model_verifier import exchange_of
 from dapo_rl.rewards.served import Served
 from dapo_rl.rewards.validation import failure, fault_of_score
-from dapo_rl.types import Prompt, RewardPart, Trajectory, Verdict, VerdictStatus
+from dapo_rl.types import Prompt, Trajectory, Verdict, VerdictStatus
 
 
 class Mark(NamedTuple):
@@ -28,6 +27,12 @@ class Mark(NamedTuple):
     score: float = 0.0
     fault: str = ""
     slow: bool = False
+
+
+class JudgeReply(NamedTuple):
+    text: str
+    tokens: int
+    """Of the prompt and the reply, as the server says."""
 
 
 @dataclass(slots=True)
@@ -59,7 +64,7 @@ class JudgeVerifier(Served):
     def __init__(self, judge: JudgeSettings, settings: RewardSettings, name: str, file: str) -> None:
         self.judge, self.settings, self.name, self.file = judge, settings, name, file
         self.needs_answer, self.agree_with = judge.needs_answer, judge.agree_with
-        self._record = JudgeRecord(judge, file, name)
+        self.record = JudgeRecord(judge, file, name)
         self._lock = threading.Lock()
         self._asked: dict[str, Future[Mark]] = {}
         """The calls being made, by their keys: equal requests share one."""
@@ -73,7 +78,7 @@ class JudgeVerifier(Served):
         """Sees to it that the marks come, for callers that wait for them."""
 
     def begin(self, directory: Path) -> None:
-        self._record.begin(directory)
+        self.record.begin(directory)
 
     def submit(self, prompt: Prompt, samples: Sequence[Trajectory]) -> Marks:
         truth = prompt.answer or ""
@@ -88,10 +93,7 @@ class JudgeVerifier(Served):
             self._count(JudgeCounts(errors=1))
             status: VerdictStatus = "timeout" if mark.slow else "error"
             return failure(f"{self.file}: {printable(shorten(mark.fault))}", self.settings.wrong, status)
-        threshold = DEFAULT_THRESHOLD if self.settings.threshold is None else self.settings.threshold
-        correct = mark.score > threshold
-        parts = (RewardPart(self.name, mark.score),)
-        return Verdict(mark.score, correct, "correct" if correct else "wrong", parts=parts)
+        return self.scored(mark.score)
 
     def compare(self, verdict: Verdict, rule: Verdict) -> None:
         self._count(JudgeCounts(compared=1, agreed=int(verdict.correct == rule.correct)))
@@ -103,7 +105,7 @@ class JudgeVerifier(Served):
 
     @property
     def stopped(self) -> str:
-        return self._record.stopped
+        return self.record.stopped
 
     def _ask(self, text: str) -> Future[Mark]:
         body = self.judge.request(text)
@@ -112,7 +114,7 @@ class JudgeVerifier(Served):
             if (asked := self._asked.get(key)) is not None and not asked.cancelled():
                 self._counts.cached += 1
                 return asked
-            if (reply := self._record.reply(key)) is not None:
+            if (reply := self.record.reply(key)) is not None:
                 self._counts.cached += 1
                 ready: Future[Mark] = Future()
                 ready.set_result(self._mark(reply))
@@ -133,6 +135,11 @@ class JudgeVerifier(Served):
             return Mark(fault=str(error))
         fault = fault_of_score(score)
         return Mark(score, f"its mark {fault}" if fault else "")
+
+    def _take_reply(self, key: str, reply: JudgeReply) -> Mark:
+        mark = self._mark(reply.text)
+        self.record.end_call(key, None if mark.fault else reply.text, reply.tokens)
+        return mark
 
     def _count(self, counts: JudgeCounts) -> None:
         with self._lock:
