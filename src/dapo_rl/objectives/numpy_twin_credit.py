@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Array = NDArray[Any]
+from dapo_rl.objectives.numpy_twin_tokens import Array
 
 
 def group_advantages(

@@ -7,10 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dapo_rl.objectives.numpy_twin_credit import Array
-
-BOUND = 20
-"""Bound of a log-ratio before it is exponentiated."""
+from dapo_rl.objectives.numpy_twin_tokens import BOUND, Array
 
 
 def _samples(logps: ArrayLike, others: ArrayLike, mask: ArrayLike | None) -> tuple[Array, Array]:
