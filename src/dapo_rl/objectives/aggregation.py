@@ -14,18 +14,6 @@ from torch import Tensor
 from dapo_rl.choices import Aggregation
 from dapo_rl.objectives.losses import RatioOf, advantages_like, policy_token_losses, probability_ratio
 
-__all__ = [
-    "ClipFractions",
-    "advantages_like",
-    "aggregate",
-    "clip_fractions",
-    "clipped_tokens",
-    "dapo_policy_loss",
-    "mask_like",
-    "policy_token_losses",
-    "probability_ratio",
-]
-
 
 class ClipFractions(NamedTuple):
     """Fractions of tokens whose gradient is clipped."""

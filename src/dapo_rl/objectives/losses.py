@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,22 +19,8 @@ RatioOf = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to ± this, as in verl: beyond 88 the ratio overflows, and the gradient becomes NaN."""
 
-
-class TokenLosses(Protocol):
-    """Computes token losses `[B, T]`, 0 where masked, which the aggregation then reduces to one number."""
-
-    def __call__(
-        self,
-        new_logps: Tensor,
-        old_logps: Tensor,
-        advantages: Tensor,
-        mask: Tensor,
-        *,
-        clip_low: float,
-        clip_high: float,
-        clip_ratio_c: float | None,
-        **inputs: Tensor,
-    ) -> Tensor: ...
+TokenLosses = Callable[..., "Tensor"]
+"""Computes token losses `[B, T]`, 0 where masked, which the aggregation then reduces to one number."""
 
 
 @dataclass(frozen=True, slots=True)

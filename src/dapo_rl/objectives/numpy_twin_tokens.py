@@ -56,13 +56,17 @@ def _ratio(new: float, old: float) -> float:
     return float(np.exp(np.clip(new - old, -BOUND, BOUND)))
 
 
+def _clipped(r: float, a: float, clip_low: float, clip_high: float) -> float:
+    """Each sign of the advantage has one bound: the upper one limits reinforcement, the lower one suppression."""
+    return min(r, 1 + clip_high) * a if a >= 0 else max(r, 1 - clip_low) * a
+
+
 @for_each_token
 def policy_token_losses(
     new: float, old: float, a: float, *, clip_low: float, clip_high: float, clip_ratio_c: float | None = None
 ) -> float:
-    # Each sign of the advantage has one bound: the upper one limits reinforcement, the lower one suppression.
     r = _ratio(new, old)
-    objective = min(r, 1 + clip_high) * a if a >= 0 else max(r, 1 - clip_low) * a
+    objective = _clipped(r, a, clip_low, clip_high)
     if clip_ratio_c is not None and a < 0:
         objective = max(objective, clip_ratio_c * a)
     return -objective
@@ -159,8 +163,7 @@ def gspo_losses(
     losses = np.zeros(advantage.shape)
     ratio = sequence_ratio(new_logps, old_logps, mask)
     for i, t in zip(*np.nonzero(counted), strict=True):
-        s, a = ratio[i, t], advantage[i, t]
-        losses[i, t] = -(min(s, 1 + clip_high) * a if a >= 0 else max(s, 1 - clip_low) * a)
+        losses[i, t] = -_clipped(ratio[i, t], advantage[i, t], clip_low, clip_high)
     return losses
 
 
