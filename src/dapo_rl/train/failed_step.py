@@ -5,8 +5,9 @@ from __future__ import annotations
 from dapo_rl.config import LogSettings
 from dapo_rl.errors import DivergedError, UserError
 from dapo_rl.rollout.batch_builder import FailedBatch
-from dapo_rl.runs.directory import GroupRow, RunDirectory
+from dapo_rl.runs.directory import RunDirectory
 from dapo_rl.runs.display import Display
+from dapo_rl.runs.rollouts import GroupRow
 from dapo_rl.train.trainer_state import Progress
 
 
