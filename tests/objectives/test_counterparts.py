@@ -34,7 +34,10 @@ WITHOUT = {
 }
 """Functions of tensors that are no formula."""
 OURS_ALONE = {
-    **dict.fromkeys(("as_matrices", "for_each_token"), "brings inputs into one shape, and applies a formula to each"),
+    **dict.fromkeys(
+        ("as_matrices", "for_each_sample", "for_each_token"),
+        "brings inputs into one shape, and applies a formula to each",
+    ),
     **dict.fromkeys(("kl_slope", "unbiased_kl_slope"), "autograd computes the slope"),
     "kept_logps": "the log-probabilities of a model, not a formula of the objectives",
 }

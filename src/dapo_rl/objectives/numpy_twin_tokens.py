@@ -32,8 +32,9 @@ def as_matrices(
     return new, old, np.broadcast_to(advantage, new.shape), counted
 
 
-def for_each_token(formula: Callable[..., float]) -> Callable[..., Array]:
-    """The losses of all tokens by a formula for one: of its new and old log-probability, and its advantage."""
+def for_each_sample(formula: Callable[..., ArrayLike]) -> Callable[..., Array]:
+    """The losses of all tokens by a formula for those of a sample: of their new and old log-probabilities, and their
+    advantages."""
 
     @wraps(formula)
     def losses(
@@ -45,9 +46,21 @@ def for_each_token(formula: Callable[..., float]) -> Callable[..., Array]:
     ) -> Array:
         new, old, advantage, counted = as_matrices(new_logps, old_logps, advantages, mask)
         result = np.zeros_like(new)
-        for place in zip(*np.nonzero(counted), strict=True):
-            result[place] = formula(new[place], old[place], advantage[place], **settings)
+        for i, written in enumerate(counted):
+            if written.any():
+                result[i, written] = formula(new[i, written], old[i, written], advantage[i, written], **settings)
         return result
+
+    return losses
+
+
+def for_each_token(formula: Callable[..., float]) -> Callable[..., Array]:
+    """As `for_each_sample`, by a formula for one token."""
+
+    @for_each_sample
+    @wraps(formula)
+    def losses(new: Array, old: Array, a: Array, **settings: Any) -> list[float]:
+        return [formula(*token, **settings) for token in zip(new, old, a, strict=True)]
 
     return losses
 
@@ -150,21 +163,10 @@ def sequence_ratio(new_logps: ArrayLike, old_logps: ArrayLike, mask: ArrayLike |
     return ratio
 
 
-def gspo_losses(
-    new_logps: ArrayLike,
-    old_logps: ArrayLike,
-    advantages: ArrayLike,
-    mask: ArrayLike | None = None,
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> Array:
-    *_, advantage, counted = as_matrices(new_logps, old_logps, advantages, mask)
-    losses = np.zeros(advantage.shape)
-    ratio = sequence_ratio(new_logps, old_logps, mask)
-    for i, t in zip(*np.nonzero(counted), strict=True):
-        losses[i, t] = -_clipped(ratio[i, t], advantage[i, t], clip_low, clip_high)
-    return losses
+@for_each_sample
+def gspo_losses(new: Array, old: Array, a: Array, *, clip_low: float, clip_high: float) -> list[float]:
+    s = np.exp(np.clip((new - old).mean(), -BOUND, BOUND))
+    return [-_clipped(s, of_token, clip_low, clip_high) for of_token in a]
 
 
 def gspo_token_losses(
@@ -189,25 +191,11 @@ def gspo_token_losses(
     return losses
 
 
-def gmpo_losses(
-    new_logps: ArrayLike,
-    old_logps: ArrayLike,
-    advantages: ArrayLike,
-    mask: ArrayLike | None = None,
-    *,
-    clip_low: float,
-    clip_high: float,
-) -> Array:
-    new, old, advantage, counted = as_matrices(new_logps, old_logps, advantages, mask)
-    losses = np.zeros_like(new)
-    for i, written in enumerate(counted):
-        logs = []
-        for t in np.flatnonzero(written):
-            x, sign = new[i, t] - old[i, t], np.sign(advantage[i, t])
-            logs.append(sign * min(sign * x, sign * min(max(x, -clip_low), clip_high)))
-        mean = np.exp(np.clip(np.mean(logs), -BOUND, BOUND)) if logs else 0.0
-        losses[i, written] = -advantage[i, written] * mean
-    return losses
+@for_each_sample
+def gmpo_losses(new: Array, old: Array, a: Array, *, clip_low: float, clip_high: float) -> Array:
+    x, sign = new - old, np.sign(a)
+    logs = sign * np.minimum(sign * x, sign * np.clip(x, -clip_low, clip_high))
+    return -a * np.exp(np.clip(logs.mean(), -BOUND, BOUND))
 
 
 def probability_ratio(new_logps: ArrayLike, old_logps: ArrayLike, mask: ArrayLike | None = None) -> Array:
