@@ -270,10 +270,9 @@ def _why_not(error: Exception, file: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = lines[0] if lines else type(error).__name__
-    if reason.endswith(":") and len(lines) > 1:
-        reason = f"{reason} {lines[1]}"
+    reason, *more = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    if reason.endswith(":") and more:
+        reason = f"{reason} {more[0]}"
     if isinstance(error, pickle.UnpicklingError):
         return "its pickled weights are damaged or hold more than tensors, which is never run; save it as safetensors"
     if isinstance(error, SafetensorError):
@@ -378,8 +377,7 @@ def compute_dtype(settings: ModelSettings, device: torch.device) -> torch.dtype:
     """The compute type; trained weights are always float32."""
     if settings.dtype == "auto":
         return torch.bfloat16 if _multiplies_bfloat16(device) else torch.float32
-    dtype = getattr(torch, settings.dtype)
-    assert isinstance(dtype, torch.dtype)
+    dtype: torch.dtype = getattr(torch, settings.dtype)
     return dtype
 
 
@@ -395,11 +393,10 @@ def stored_dtype(name: str) -> torch.dtype:
 
 def saved_dtype(settings: ModelSettings, came: torch.dtype) -> torch.dtype:
     """The dtype of saved models; `came` is that of the model as loaded."""
-    if settings.save_dtype != "auto":
-        dtype = getattr(torch, settings.save_dtype)
-        assert isinstance(dtype, torch.dtype)
-        return dtype
-    return came if came in (torch.bfloat16, torch.float16) else torch.float32
+    if settings.save_dtype == "auto":
+        return came if came in (torch.bfloat16, torch.float16) else torch.float32
+    dtype: torch.dtype = getattr(torch, settings.save_dtype)
+    return dtype
 
 
 def slow_dtype(dtype: torch.dtype, device: torch.device) -> str | None:

@@ -253,7 +253,31 @@ class ResponseLogps(ResponsePass[TokenStats]):
         return response_logps(self._model, samples, *how)
 
     def _why_not_packed(self, longest: int) -> str | None:
-        return why_not_packed(self._model, longest)
+        """Compares the packed result with the model's own on a few tokens."""
+        model = self._model
+        try:
+            config = model.config.get_text_config()
+            if getattr(config, "final_logit_softcapping", None):  # small logits would not show it
+                return "caps its logits"
+            if reason := depends_on_neighbours(model, longest):
+                return f"has {reason}"
+            vocabulary = len(model.get_input_embeddings().weight)
+            ids = torch.randint(vocabulary, (24,), generator=torch.Generator().manual_seed(0)).tolist()
+            split = [(ids[:5], ids[5:9]), (ids[:5], ids[9:15]), (ids[15:18], ids[18:24])]
+            samples = [Trajectory(response, prompt_ids=prompt) for prompt, response in split]
+            with torch.no_grad():
+                plain = response_logps(model, samples, 1.0, pad_id=0)
+                row, predictors = pack(split, plain.logps.device)
+                with attending(model, row, max(longest, row.longest)):
+                    packed = packed_logps(model, row, predictors, samples, 1.0)
+        except UnsupportedAttentionError as error:
+            return f"has {error}"
+        except Exception as error:  # an architecture may fail in any way
+            return f"does not run on packed samples ({type(error).__name__})"
+        difference = (packed.logps - plain.logps)[plain.mask].abs().max().item()
+        if not difference < _TOLERANCE:
+            return f"gives different results for packed samples (log-probabilities differ by {difference:.2g})"
+        return None
 
 
 def packed_logps(
@@ -273,30 +297,3 @@ def packed_logps(
     kept_TK = None if kept is None else to_device(kept, targets.device)
     logps, entropy = token_logps(predicting_TH, head.weight, bias, targets, temperature, fused=fused, kept_TK=kept_TK)
     return TokenStats(*in_rows(samples, logps, entropy))
-
-
-def why_not_packed(model: Any, longest: int = 0) -> str | None:
-    """Why samples cannot be packed, if so: compares the packed result with the model's own on a few tokens."""
-    try:
-        config = model.config.get_text_config()
-        if getattr(config, "final_logit_softcapping", None):  # small logits would not show it
-            return "caps its logits"
-        if reason := depends_on_neighbours(model, longest):
-            return f"has {reason}"
-        vocabulary = len(model.get_input_embeddings().weight)
-        ids = torch.randint(vocabulary, (24,), generator=torch.Generator().manual_seed(0)).tolist()
-        split = [(ids[:5], ids[5:9]), (ids[:5], ids[9:15]), (ids[15:18], ids[18:24])]
-        samples = [Trajectory(response, prompt_ids=prompt) for prompt, response in split]
-        with torch.no_grad():
-            plain = response_logps(model, samples, 1.0, pad_id=0)
-            row, predictors = pack(split, plain.logps.device)
-            with attending(model, row, max(longest, row.longest)):
-                packed = packed_logps(model, row, predictors, samples, 1.0)
-    except UnsupportedAttentionError as error:
-        return f"has {error}"
-    except Exception as error:  # an architecture may fail in any way
-        return f"does not run on packed samples ({type(error).__name__})"
-    difference = (packed.logps - plain.logps)[plain.mask].abs().max().item()
-    if not difference < _TOLERANCE:
-        return f"gives different results for packed samples (log-probabilities differ by {difference:.2g})"
-    return None
