@@ -40,11 +40,20 @@ def add_lora(model: Any, settings: LoraSettings, seed: int) -> None:
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            inject_adapter_in_model(lora_config(settings), model, adapter_name=_ADAPTER)
+            config = lora_config(settings)
+            if settings.targets == "all-linear":
+                config.exclude_modules = _routers(model) or None
+            inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
     except ValueError as error:
         raise UserError(f"model.lora.targets: {' '.join(str(error).split())}") from None
     _check_embeddings(model, "model.lora.targets")
     model.eval()
+
+
+def _routers(model: Any) -> list[str]:
+    """Linear layers that return more than a product, such as a choice of experts; adapters cannot be added to them."""
+    modules = model.named_modules()
+    return [name for name, m in modules if isinstance(m, nn.Linear) and type(m).forward is not nn.Linear.forward]
 
 
 def _check_embeddings(model: Any, key: str) -> None:
