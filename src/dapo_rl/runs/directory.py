@@ -356,10 +356,9 @@ def _append(path: Path, content: bytes) -> None:
 
 def parse_metrics(line: bytes) -> dict[str, Any]:
     """Parses a line of metrics.jsonl; raises ValueError with the reason if it is invalid."""
-    try:
+    record = None
+    with suppress(RecursionError):
         record = json.loads(line) if len(line) <= MOST_BYTES else None
-    except RecursionError:
-        record = None
     if not isinstance(record, dict):
         raise ValueError("not a mapping of names to numbers")
     step = record.get("step")
