@@ -68,7 +68,6 @@ def cache_directory() -> Path:
 
 
 def find_pretrained(name: str) -> Path:
-    """The directory of a model in the cache."""
     path = cache_directory() / name
     if not _is_whole(path):
         raise UserError(f"model.name: {name} has not been downloaded yet; run: dapo model get {name}")

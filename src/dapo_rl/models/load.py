@@ -392,7 +392,6 @@ def stored_dtype(name: str) -> torch.dtype:
 
 
 def saved_dtype(settings: ModelSettings, came: torch.dtype) -> torch.dtype:
-    """The dtype of saved models; `came` is that of the model as loaded."""
     if settings.save_dtype == "auto":
         return came if came in (torch.bfloat16, torch.float16) else torch.float32
     dtype: torch.dtype = getattr(torch, settings.save_dtype)

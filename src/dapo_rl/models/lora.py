@@ -148,7 +148,6 @@ def peft_config_of(model: Any) -> Any | None:
 
 
 def train_adapters(model: Any) -> None:
-    """Trains the adapters that the model has, and nothing else."""
     _check_embeddings(model, "model")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".lora_" in name)
@@ -277,8 +276,6 @@ def _of_parameter(layer: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PlainWeight:
-    """A weight of the model without adapters."""
-
     name: str
     base: Tensor
     layer: Any = None

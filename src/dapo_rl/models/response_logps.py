@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -140,7 +140,8 @@ class ResponsePass(ABC, Generic[Stats]):
         in_dtype = torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32, cache_enabled=cached)
         recompute = recomputing(self._model, self._recompute and torch.is_grad_enabled())
         # Recomputing wraps the forward pass of each layer, so that it comes after what replaces it.
-        with quick_products(device, self._dtype), self._fused_modules(), recompute:
+        fused = nullcontext() if self._fusion is None else self._fusion.active()
+        with quick_products(device, self._dtype), fused, recompute:
             if self.packed:
                 row, predictors = pack([(s.prompt_ids, s.token_ids) for s in samples], device)
                 with attending(self._model, row, row.longest):
@@ -154,7 +155,6 @@ class ResponsePass(ABC, Generic[Stats]):
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
         device: torch.device = next(self._model.parameters()).device
         return device
 
@@ -173,15 +173,11 @@ class ResponsePass(ABC, Generic[Stats]):
     def _why_not_packed(self, longest: int) -> str | None: ...
 
     def _run(self, forward: Callable[[], Stats]) -> Stats:
-        """Runs the forward pass."""
         return forward()
 
     def prepare(self) -> None:
         """Finds out what can be fused, which compares results: random ones, as with dropout, are never the same."""
         _ = self._fusion
-
-    def _fused_modules(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._fusion is None else self._fusion.active()
 
     @cached_property
     def _fusion(self) -> TrainingFusion | None:

@@ -115,7 +115,6 @@ def clip_fractions(
     clip_high: float = 0.28,
     clip_ratio_c: float | None = None,
 ) -> ClipFractions:
-    """The fractions of tokens clipped at the upper bound, at the lower bound, and by dual clip."""
     keep = mask_like(new_logps, mask)
     tokens = keep.sum().clamp(min=1)
     high, low, dual = clipped_tokens(

@@ -165,7 +165,6 @@ class PlainDisplay(Display):
 
 
 def headline(total_steps: int, config: Config, model_description: str, steps_done: int) -> str:
-    """One line that describes the run."""
     model = f"{config.model.name} ({model_description})" if model_description else config.model.name
     source = source_name(config.data.train)
     steps = f"steps {steps_done + 1} to {total_steps}" if steps_done else counted(total_steps, "step")

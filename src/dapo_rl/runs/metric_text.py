@@ -39,7 +39,6 @@ def is_pretraining(metrics: Mapping[str, Any]) -> bool:
 
 
 def has_critic(metrics: Mapping[str, Any]) -> bool:
-    """Whether a step trained a critic."""
     return math.isfinite(number(metrics, "critic/vf_loss"))
 
 
