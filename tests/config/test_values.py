@@ -199,7 +199,7 @@ def test_numbers_above_zero(key):
 @pytest.mark.parametrize("key", ["sampling.temperature", "eval.temperature"])
 def test_temperatures_that_would_overflow_are_refused(key):
     assert made(key, 1e-30) == 1e-30
-    with pytest.raises(UserError, match=f"^{key}: expected 1e-30 or more .*greedy at temperature 0.*, got 1e-39$"):
+    with pytest.raises(UserError, match=f"^{key}: expected 1e-30 or more .*temperature 0.* is greedy.*, got 1e-39$"):
         Config.build({key: 1e-39})
 
 

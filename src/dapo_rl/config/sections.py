@@ -29,7 +29,7 @@ from dapo_rl.objectives import LOSSES
 def _finite_logits(temperature: float) -> float:
     """Logits divided by less would overflow in float32."""
     if 0 < temperature < 1e-30:
-        raise PydanticCustomError("temperature", "expected 1e-30 or more (evaluations are greedy at temperature 0)")
+        raise PydanticCustomError("temperature", "expected 1e-30 or more (temperature 0, where allowed, is greedy)")
     return temperature
 
 

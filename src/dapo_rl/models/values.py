@@ -65,7 +65,7 @@ class ResponseValues(ResponsePass[TokenValues]):
         inputs, mask_BR = padded_inputs(samples, self._pad_id, self.device)
         model = self._model
         # Some classes do not name their base model, which then is the whole model.
-        backbone = model.base_model if model.base_model is not model else model.get_decoder()
+        backbone = model.base_model if model.base_model is not model else model.model
         hidden_BTH = backbone(**inputs, use_cache=False).last_hidden_state
         # The state before a token is that of the token before it.
         values_BR = self._values(hidden_BTH[:, -mask_BR.shape[1] - 1 : -1])
