@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from dapo_rl.base.files import atomic_write, remove_leftovers, sync
 from dapo_rl.base.json_value import json_value
@@ -371,21 +371,16 @@ def parse_metrics(line: bytes) -> dict[str, Any]:
 
 
 _Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
-_Step = Annotated[int, Field(ge=0, lt=LARGEST_STEP)]
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-
-class _EvaluationRecord(_Record):
-    step: _Step
+class _EvaluationRecord(Saved):
+    step: Count
     accuracy: _Number | None
 
 
-class Summary(_Record):
+class Summary(Saved):
     finished: bool
-    steps: _Step
+    steps: Count
     accuracy_before: _Number | None = None
     accuracy_after: _Number | None = None
     wall_seconds: _Number | None = None
