@@ -116,11 +116,10 @@ def clip_fractions(
     clip_ratio_c: float | None = None,
 ) -> ClipFractions:
     keep = mask_like(new_logps, mask)
-    tokens = keep.sum().clamp(min=1)
-    high, low, dual = clipped_tokens(
+    clipped = clipped_tokens(
         new_logps, old_logps, advantages, keep, clip_low=clip_low, clip_high=clip_high, clip_ratio_c=clip_ratio_c
     )
-    return ClipFractions(high.sum() / tokens, low.sum() / tokens, dual.sum() / tokens)
+    return ClipFractions(*(tokens.sum() / keep.sum().clamp(min=1) for tokens in clipped))
 
 
 def clipped_tokens(

@@ -231,12 +231,11 @@ def clip_fractions(
     clip_high: float = 0.28,
     clip_ratio_c: float | None = None,
 ) -> ReferenceClipFractions:
-    high, low, dual = clipped_tokens(
+    clipped = clipped_tokens(
         new_logps, old_logps, advantages, mask, clip_low=clip_low, clip_high=clip_high, clip_ratio_c=clip_ratio_c
     )
     *_, counted = as_matrices(new_logps, old_logps, advantages, mask)
-    tokens = max(int(counted.sum()), 1)
-    return ReferenceClipFractions(high.sum() / tokens, low.sum() / tokens, dual.sum() / tokens)
+    return ReferenceClipFractions(*(tokens.sum() / max(counted.sum(), 1) for tokens in clipped))
 
 
 def clipped_tokens(
