@@ -19,10 +19,8 @@ class Interrupts:
     """While it is entered, Ctrl-C requests a stop instead of raising KeyboardInterrupt, unless the program handles the
     signal itself. A KeyboardInterrupt that leaves it comes with a note that says how to resume."""
 
-    def __init__(
-        self, directory: RunDirectory, display: Display, again: str = "run_dir={} and call train(resume=True)"
-    ) -> None:
-        """`again` says how to continue the run in the directory."""
+    def __init__(self, directory: RunDirectory, display: Display, again: str) -> None:
+        """`again` says how to continue the run in the directory `{}`."""
         self._directory, self._display, self._again = directory, display, again
         self._ours = False
         self.requested = False
