@@ -33,8 +33,8 @@ def as_matrices(
 
 
 def for_each_sample(formula: Callable[..., ArrayLike]) -> Callable[..., Array]:
-    """The losses of all tokens by a formula for those of a sample: of their new and old log-probabilities, and their
-    advantages."""
+    """Turns a formula for the tokens of a sample, of their new and old log-probabilities and their advantages, into
+    `losses(new_logps, old_logps, advantages, mask=None, **settings)` of all samples, `[B, T]`."""
 
     @wraps(formula)
     def losses(
