@@ -195,7 +195,7 @@ def gspo_token_losses(
 def gmpo_losses(new: Array, old: Array, a: Array, *, clip_low: float, clip_high: float) -> Array:
     x, sign = new - old, np.sign(a)
     logs = sign * np.minimum(sign * x, sign * np.clip(x, -clip_low, clip_high))
-    return -a * np.exp(np.clip(logs.mean(), -BOUND, BOUND))
+    return np.asarray(-a * np.exp(np.clip(logs.mean(), -BOUND, BOUND)))
 
 
 def probability_ratio(new_logps: ArrayLike, old_logps: ArrayLike, mask: ArrayLike | None = None) -> Array:
