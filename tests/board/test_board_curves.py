@@ -50,8 +50,7 @@ def test_a_second_look_reads_only_what_is_new(tmp_path, monkeypatch):
     assert log.column("a")[1].tolist()[-2:] == [5, 6]
 
 
-def test_a_log_is_behind_until_its_end_is_read(tmp_path, monkeypatch):
-    monkeypatch.setattr("dapo_rl.runs.metrics_log.CHUNK", 64)
+def test_a_log_is_behind_until_its_end_is_read(tmp_path):
     path = tmp_path / "metrics.jsonl"
     log = log_of(path)
     assert not log.is_behind  # there is nothing to read

@@ -394,7 +394,6 @@ def test_values_that_are_no_numbers_leave_the_rest_of_the_line(tmp_path):
 
 def test_a_line_of_a_hundred_megabytes_takes_no_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("dapo_rl.runs.metrics_log.LONGEST_LINE", 4096)
-    monkeypatch.setattr("dapo_rl.runs.metrics_log.CHUNK", 1024)
     path = tmp_path / "log"
     path.write_bytes(b'{"step": 1, "a": 1}\n' + b"x" * 100_000)
     log = MetricsLog(lambda: path)
@@ -426,7 +425,6 @@ def test_a_log_without_end_is_read_up_to_a_bound(tmp_path, monkeypatch):
     assert log.problem == "too long, read up to step 49"
     monkeypatch.undo()
     monkeypatch.setattr("dapo_rl.runs.metrics_log.LARGEST_LOG", 10_000)
-    monkeypatch.setattr("dapo_rl.runs.metrics_log.CHUNK", 1000)
     path = tmp_path / "zeros"
     path.write_bytes(b"")
     os.truncate(path, 1 << 40)
@@ -438,7 +436,6 @@ def test_a_log_without_end_is_read_up_to_a_bound(tmp_path, monkeypatch):
 
 def test_a_long_log_is_read_in_parts_so_that_others_have_their_turn(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(run_module, "AT_A_TIME", 2000)
-    monkeypatch.setattr("dapo_rl.runs.metrics_log.CHUNK", 1000)
     for name in ("long", "short"):
         shutil.copytree(whole, tmp_path / name)
     (tmp_path / "long" / "metrics.jsonl").write_bytes(b"".join(b'{"step": %d}\n' % step for step in range(1, 1001)))

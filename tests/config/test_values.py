@@ -4,6 +4,7 @@ import pytest
 from pydantic import BaseModel, ValidationError
 
 from dapo_rl.config import Config, SourceSettings
+from dapo_rl.errors import UserError
 
 DEFAULTS = {
     "preset": "dapo",
@@ -193,6 +194,13 @@ def test_numbers_from_zero_on(key):
 def test_numbers_above_zero(key):
     assert made(key, 1e-9) == 1e-9
     assert refuses(key, 0)
+
+
+@pytest.mark.parametrize("key", ["sampling.temperature", "eval.temperature"])
+def test_temperatures_that_would_overflow_are_refused(key):
+    assert made(key, 1e-30) == 1e-30
+    with pytest.raises(UserError, match=f"^{key}: expected 1e-30 or more .*temperature 0.* is greedy.*, got 1e-39$"):
+        Config.build({key: 1e-39})
 
 
 def test_dropout_leaves_something():

@@ -7,7 +7,15 @@ import numpy as np
 import pytest
 import torch
 from support import all_weights, small_model, tokenizer, train_sample, with_reference
-from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
+    PhimoeConfig,
+    PhimoeForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from dapo_rl import Config, DAPOTrainer
 from dapo_rl.config import AlgoSettings, LoraSettings, ModelSettings, SamplingSettings, TrainSettings
@@ -180,6 +188,23 @@ def test_experts_are_adapted_like_layers(tmp_path):
     for other in (sampled, saved, merged_copy(model), loaded):
         torch.testing.assert_close(logits(other), logits(model), atol=1e-4, rtol=1e-4)
     assert merged_copy(model).state_dict().keys() == base.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("model_class", "config_class", "more"),
+    [(PhimoeForCausalLM, PhimoeConfig, {}), (Llama4ForCausalLM, Llama4TextConfig, {"head_dim": 8})],
+)
+def test_a_router_has_no_adapter(model_class, config_class, more):
+    """It returns its choice of experts, to which an adapter could not be added."""
+    sizes = {"vocab_size": len(tokenizer()), "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
+    model = model_class(config_class(**sizes, **heads, **more)).eval()
+    before = logits(model)
+    add_lora(model, LoraSettings(rank=4, alpha=8), 0)
+    adapters = [name for name, _ in model.named_parameters() if ".lora_A." in name]
+    assert not [name for name in adapters if "router" in name]
+    assert {name.split(".")[4] for name in adapters} >= {"q_proj", "k_proj", "v_proj", "o_proj"}
+    torch.testing.assert_close(logits(model), before)
 
 
 @pytest.mark.parametrize("targets", ["nonsense", ["lm_head"], ["embed_tokens"]])

@@ -218,7 +218,7 @@ def test_rectangles_have_little_padding():
     random = np.random.default_rng(0)
     lengths = random.integers(1, 300, 60).tolist()
     row, _ = pack([((1,), (1,) * n) for n in lengths], torch.device("cpu"), share_prompts=False)
-    blocks = [block.queries for block in row._blocks.blocks]
+    blocks = [block.queries for block in row._blocks[0]]
     assert sum(len(b) for b in blocks) == 60
     assert sum(b.numel() for b in blocks) <= sum(lengths) / 0.75
     assert len(blocks) < 10
@@ -227,8 +227,8 @@ def test_rectangles_have_little_padding():
 
 def test_a_shared_prompt_asks_once():
     row, _ = pack([((1, 2, 3, 4, 5, 6), (7,) * 4)] * 8, torch.device("cpu"))
-    assert sum(block.queries.numel() for block in row._blocks.blocks) == row.tokens == 6 + 8 * 3
-    assert [block.mask is None for block in row._blocks.blocks] == [True, False]
+    assert sum(block.queries.numel() for block in row._blocks[0]) == row.tokens == 6 + 8 * 3
+    assert [block.mask is None for block in row._blocks[0]] == [True, False]
 
 
 def test_sequences_too_long_for_a_mask_do_without(monkeypatch):
@@ -238,7 +238,7 @@ def test_sequences_too_long_for_a_mask_do_without(monkeypatch):
     expected = row(0, q[: row.tokens], k[: row.tokens], v[: row.tokens], 0.3)
     monkeypatch.setattr(packed_module, "_MASK_ELEMENTS", 1)
     row, _ = pack(sequences, torch.device("cpu"))
-    assert all(block.mask is None for block in row._blocks.blocks)
+    assert all(block.mask is None for block in row._blocks[0])
     torch.testing.assert_close(row(0, q[: row.tokens], k[: row.tokens], v[: row.tokens], 0.3), expected)
 
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dapo_rl.objectives import numpy_twin as reference
+from dapo_rl.algo import reference
 from dapo_rl.objectives.advantages import distilled
 
 

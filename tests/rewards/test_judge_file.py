@@ -40,6 +40,7 @@ URL = "http://localhost:1/v1"
         ({"parse": {"jsn": "a"}}, r"parse: give a regular expression, or \{json: KEY\}"),
         ({"scale": {"min": 5, "max": 1}}, r"scale: min 5 is not below max 1"),
         ({"timeout_s": 0}, r"judge\.yaml: timeout_s: 0: "),
+        ({"temperature": 1e-39}, r"judge\.yaml: temperature: .*1e-39.*: expected 1e-30 or more"),
         ({"retries": "many"}, r"judge\.yaml: retries: 'many': "),
         ({"agree_with": "maths"}, r"agree_with: 'maths' is not one of math, exact, gym; did you mean math\?"),
         ({"api_key_env": "NO_SUCH_KEY"}, r"api_key_env: the environment variable NO_SUCH_KEY is not set"),

@@ -13,7 +13,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.plan import Arm
 from dapo_rl.lab.ablate.results import final_metrics
 from dapo_rl.lab.ablate.runs import ArmRun
-from dapo_rl.runs.directory import RunDirectory, parse_metrics, read_summary
+from dapo_rl.runs.directory import RunDirectory, parse_metrics
 from dapo_rl.runs.report_plot import report_figure
 
 GOOD = {"step": 1, "acc/mean": 0.5, "reward/mean": None, "sampling/kept": 4, "actor/entropy": 0.25}
@@ -111,9 +111,9 @@ def test_the_summary_of_a_run_comes_back(run):
 @example({"evaluations": [{"step": 1, "accuracy": 10**400}]})
 @example({"accuracy_before": "much"})
 def test_any_summary_is_one_or_none(tmp_path_factory, changes):
-    path = tmp_path_factory.mktemp("s") / "summary.json"
-    path.write_text(json.dumps(SUMMARY | changes if isinstance(changes, dict) else changes))
-    if summary := read_summary(path):
+    run = RunDirectory(tmp_path_factory.mktemp("s"))
+    run.summary_path.write_text(json.dumps(SUMMARY | changes if isinstance(changes, dict) else changes))
+    if summary := run.read_summary():
         final_metrics(summary, [])
 
 

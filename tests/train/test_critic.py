@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import full_batch, make_prompt, make_sample, small_model, tokenizer, train_sample
+from transformers import Llama4ForCausalLM, Llama4TextConfig
 
 from dapo_rl import Config
 from dapo_rl.algo import reference
@@ -23,9 +24,9 @@ from dapo_rl.train.transforms import scored
 from dapo_rl.types import Group, Verdict
 
 
-def make_model(seed=0):
+def make_model(seed=0, policy=None):
     """A critic with an opinion, unlike a new one."""
-    model = value_model(small_model())
+    model = value_model(policy or small_model())
     torch.manual_seed(seed)
     head = model.get_output_embeddings()
     torch.nn.init.normal_(head.weight, std=0.3)
@@ -65,10 +66,10 @@ def gradient(learner, samples):
 
 
 @torch.no_grad()
-def by_hand(model, sample):
+def by_hand(model, sample, backbone=None):
     """The head on the hidden state of the token before each response token."""
     ids = torch.tensor([[*sample.prompt_ids, *sample.token_ids]])
-    hidden = model.base_model(input_ids=ids).last_hidden_state[0]
+    hidden = (backbone or model.base_model)(input_ids=ids).last_hidden_state[0]
     head = model.get_output_embeddings()
     return (hidden @ head.weight.T + head.bias)[len(sample.prompt_ids) - 1 : -1, 0].numpy()
 
@@ -78,6 +79,16 @@ def test_a_value_is_that_of_the_state_before_the_token(packed):
     model, samples = make_model(), make_samples()
     for values, sample in zip(make_critic(model, packed=packed).score(samples), samples, strict=True):
         np.testing.assert_allclose(values, by_hand(model, sample), atol=1e-5)
+
+
+def test_a_model_that_does_not_name_its_base_has_a_critic():
+    sizes = {"vocab_size": len(tokenizer()), "hidden_size": 32, "intermediate_size": 24, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 2}
+    model = make_model(policy=Llama4ForCausalLM(Llama4TextConfig(**sizes, **heads)).eval())
+    assert model.base_model is model
+    samples = make_samples()
+    for values, sample in zip(make_critic(model, packed=False).score(samples), samples, strict=True):
+        np.testing.assert_allclose(values, by_hand(model, sample, model.model), atol=1e-5)
 
 
 def test_a_value_does_not_depend_on_what_comes_later():

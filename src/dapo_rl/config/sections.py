@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
 from dapo_rl.base.quote import shown
@@ -24,6 +24,16 @@ from dapo_rl.config.rejections import read_rejections
 from dapo_rl.config.section import Section
 from dapo_rl.config.sources import Sources, read_sources
 from dapo_rl.objectives import LOSSES
+
+
+def _finite_logits(temperature: float) -> float:
+    """Logits divided by less would overflow in float32."""
+    if 0 < temperature < 1e-30:
+        raise PydanticCustomError("temperature", "expected 1e-30 or more (temperature 0, where allowed, is greedy)")
+    return temperature
+
+
+Temperature = Annotated[float, AfterValidator(_finite_logits)]
 
 
 class LoraSettings(Section):
@@ -252,7 +262,7 @@ class SamplingSettings(Section):
     length_stages: dict[Annotated[int, Field(ge=0)], Annotated[int, Field(ge=1)]] = Field({})
     """Length limits by the number of complete steps: `{0: 4096, 200: 8192}` allows 4096 tokens, and 8192 after 200
     steps. The longest must equal max_new_tokens."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: Temperature = Field(1.0, gt=0)
     """Sampling temperature; log-probabilities in the loss are computed at the same temperature."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling, applied after top_k; 1 is off. Recorded log-probabilities ignore the truncation, unless
@@ -592,7 +602,7 @@ class EvalSettings(Section):
     """Maximum number of held-out prompts, of each source in a list."""
     samples: int = Field(1, ge=1)
     """Samples per held-out prompt (avg@k); repeated copies of a prompt in the file are ignored."""
-    temperature: float = Field(1.0, ge=0)
+    temperature: Temperature = Field(1.0, ge=0)
     """0 is greedy."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Nucleus sampling; the paper evaluates at 0.7."""

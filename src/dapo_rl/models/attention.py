@@ -7,9 +7,9 @@ transformers looks up the attention function by name in every layer. Inside `att
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 from transformers import AttentionInterface
@@ -17,12 +17,10 @@ from transformers import AttentionInterface
 NAME = "dapo"
 
 
-class Attend(Protocol):
-    """Attention of one layer over a row of T tokens that belong to any number of sequences."""
-
-    def __call__(self, layer: int, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
-        """Queries with H heads, keys and values with K, each D wide (H is a multiple of K); returns `[T, H, D]`."""
-        ...
+Attend = Callable[[int, Tensor, Tensor, Tensor, float], Tensor]
+"""Attention of a layer over a row of T tokens that belong to any number of sequences: from the number of the layer,
+queries `[T, H, D]` with H heads, keys and values with K, each D wide (H is a multiple of K), and the scale of their
+products; returns `[T, H, D]`."""
 
 
 class UnsupportedAttentionError(Exception):

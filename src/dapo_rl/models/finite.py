@@ -11,10 +11,10 @@ from torch import Tensor
 
 def not_finite(values: Any) -> str | None:
     """The name of the first tensor that contains an infinity or NaN, or None; `values` may be nested."""
-    named = [(name, tensor) for name, tensor in _tensors(values, "") if tensor.is_floating_point() and tensor.numel()]
     by_device: dict[torch.device, list[tuple[str, Tensor]]] = {}
-    for name, tensor in named:
-        by_device.setdefault(tensor.device, []).append((name, tensor))
+    for name, tensor in _tensors(values, ""):
+        if tensor.is_floating_point() and tensor.numel():
+            by_device.setdefault(tensor.device, []).append((name, tensor))
     for device, entries in by_device.items():
         # The extremes of each tensor, because a sum of finite numbers can overflow. One synchronisation per GPU.
         if device.type == "cpu":  # several times faster than the norm
@@ -36,9 +36,6 @@ def _tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
                 yield from _tensors(getattr(value, part), f"{name}.{part}")
         else:
             yield name, value.detach()
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _tensors(inner, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list | tuple):
-        for key, inner in enumerate(value):
+    elif isinstance(value, Mapping | list | tuple):
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
             yield from _tensors(inner, f"{name}.{key}" if name else str(key))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import pickle
 import re
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -38,41 +38,82 @@ TOKENIZER_FILES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken
 HEADS = ("score", "classifier", "classification_head", "pre_classifier", "pooler", "v_head")
 """The first parts of the names of classification heads' weights."""
 CPU_FEATURES = Path("/proc/cpuinfo")
-Loaded = TypeVar("Loaded")
 
 
 def load_model(settings: ModelSettings) -> tuple[Any, Any]:
     """The model, in float32 on its device, and the tokenizer."""
-    device = pick_device(settings.device)
-    return _found(settings.name, lambda path: _load(path, settings.name, device))
+    name, device = settings.name, pick_device(settings.device)
+    with _located(name) as path:
+        _check_config(path, name)
+        tokenizer = _tokenizer(path, name)
+        try:
+            model, loading = AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=torch.float32,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                trust_remote_code=False,
+                weights_only=True,
+            )
+        except Exception as error:
+            raise UserError(f"model.name: {name} {_why_no_model(error, path)}") from None
+    _check_weights(model, loading, name)
+    check_tokenizer(tokenizer, name)
+    _check_ends(model, name)
+    make_savable(model)
+    try:
+        return model.to(device), tokenizer
+    except torch.OutOfMemoryError:
+        gibibytes = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**30
+        raise UserError(
+            f"model.name: the weights of {name} need {gibibytes:.1f} GiB, more than is free on the GPU; "
+            "use a smaller model, or stop other programs on the GPU"
+        ) from None
 
 
 def load_empty(settings: ModelSettings) -> tuple[Any, Any]:
     """The model without its weights, on torch's meta device, and the tokenizer."""
-    return _found(settings.name, lambda path: _load_empty(path, settings.name))
+    name = settings.name
+    with _located(name) as path:
+        _check_config(path, name)
+        tokenizer = _tokenizer(path, name)
+        try:
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
+        except Exception as error:
+            raise UserError(f"model.name: {name} {_why_no_model(error, path)}") from None
+        with suppress(OSError, ValueError):  # a model need not have one; its stop tokens end responses
+            model.generation_config = GenerationConfig.from_pretrained(path)
+    check_tokenizer(tokenizer, name)
+    make_savable(model)
+    return model.eval(), tokenizer
 
 
 def load_reward_model(name: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
     """A model with a classification head of one label, and its tokenizer; raises a UserError without a key."""
     try:
-        return _found(name, lambda path: _load_reward_model(path, name, device, dtype))
+        with _located(name) as path:
+            return _load_reward_model(path, name, device, dtype)
     except UserError as error:
         raise UserError(str(error).removeprefix("model.name: "), error.more) from None
 
 
 def load_tokenizer(name: str) -> Any:
     """The tokenizer of a model that was loaded under this name."""
-    return _found(name, lambda path: _tokenizer(path, name))
+    with _located(name) as path:
+        return _tokenizer(path, name)
 
 
-def _found(name: str, load: Callable[[str | Path], Loaded]) -> Loaded:
-    """Loads from a directory, from the hub, or from its cache while the hub cannot be reached."""
+@contextmanager
+def _located(name: str) -> Iterator[str | Path]:
+    """A directory, or a name on the hub; inside, its cache alone is used while the hub cannot be reached."""
     path = find_model(name)
-    if not isinstance(path, Path) and (problem := hub_problem()):
+    problem = None if isinstance(path, Path) else hub_problem()
+    if problem:
         _check_cached(name, problem)
-        with cache_only():
-            return load(path)
-    return load(path)
+    with cache_only() if problem else nullcontext():
+        yield path
 
 
 def _tokenizer(path: str | Path, name: str) -> Any:
@@ -93,34 +134,6 @@ def _check_config(path: str | Path, name: str) -> None:
     except Exception as error:
         raise UserError(f"model.name: {name} {_why_not(error, 'config.json')}") from None
     check_config(found, name)
-
-
-def _load(path: str | Path, name: str, device: torch.device) -> tuple[Any, Any]:
-    _check_config(path, name)
-    tokenizer = _tokenizer(path, name)
-    try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=torch.float32,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,
-            trust_remote_code=False,
-            weights_only=True,
-        )
-    except Exception as error:
-        raise UserError(f"model.name: {name} {_why_no_model(error, path)}") from None
-    _check_weights(model, loading, name)
-    check_tokenizer(tokenizer, name)
-    _check_ends(model, name)
-    make_savable(model)
-    try:
-        return model.to(device), tokenizer
-    except torch.OutOfMemoryError:
-        gibibytes = sum(p.numel() * p.element_size() for p in model.parameters()) / 2**30
-        raise UserError(
-            f"model.name: the weights of {name} need {gibibytes:.1f} GiB, more than is free on the GPU; "
-            "use a smaller model, or stop other programs on the GPU"
-        ) from None
 
 
 def _load_reward_model(path: str | Path, name: str, device: torch.device, dtype: torch.dtype) -> tuple[Any, Any]:
@@ -146,22 +159,6 @@ def check_one_label(model: Any, name: str) -> None:
     """Rejects a classifier of several classes, whose outputs are no score."""
     if (labels := getattr(model.config, "num_labels", None)) != 1:
         raise UserError(f"{name} has {labels} labels; a reward model has one, the score")
-
-
-def _load_empty(path: str | Path, name: str) -> tuple[Any, Any]:
-    _check_config(path, name)
-    tokenizer = _tokenizer(path, name)
-    try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, trust_remote_code=False)
-    except Exception as error:
-        raise UserError(f"model.name: {name} {_why_no_model(error, path)}") from None
-    with suppress(OSError, ValueError):  # a model need not have one; its stop tokens end responses
-        model.generation_config = GenerationConfig.from_pretrained(path)
-    check_tokenizer(tokenizer, name)
-    make_savable(model)
-    return model.eval(), tokenizer
 
 
 def find_model(name: str) -> str | Path:
@@ -270,10 +267,9 @@ def _why_not(error: Exception, file: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    reason = lines[0] if lines else type(error).__name__
-    if reason.endswith(":") and len(lines) > 1:
-        reason = f"{reason} {lines[1]}"
+    reason, *more = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    if reason.endswith(":") and more:
+        reason = f"{reason} {more[0]}"
     if isinstance(error, pickle.UnpicklingError):
         return "its pickled weights are damaged or hold more than tensors, which is never run; save it as safetensors"
     if isinstance(error, SafetensorError):
@@ -315,15 +311,13 @@ def check_context(model: Any, longest_prompt: int, new_tokens: int) -> None:
 
 def context_of(name: str) -> int | None:
     """The most tokens that a model is made for, by its config, if that says so. Its weights are not loaded."""
-
-    def read(path: str | Path) -> Any:
+    with _located(name) as path:
         _check_config(path, name)
         try:
-            return AutoConfig.from_pretrained(path, trust_remote_code=False)
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False)
         except Exception as error:
             raise UserError(f"model.name: {name} {_why_no_model(error, path)}") from None
-
-    limit = getattr(_found(name, read), "max_position_embeddings", None)
+    limit = getattr(config, "max_position_embeddings", None)
     return limit if isinstance(limit, int) else None
 
 
@@ -378,8 +372,7 @@ def compute_dtype(settings: ModelSettings, device: torch.device) -> torch.dtype:
     """The compute type; trained weights are always float32."""
     if settings.dtype == "auto":
         return torch.bfloat16 if _multiplies_bfloat16(device) else torch.float32
-    dtype = getattr(torch, settings.dtype)
-    assert isinstance(dtype, torch.dtype)
+    dtype: torch.dtype = getattr(torch, settings.dtype)
     return dtype
 
 
@@ -394,12 +387,10 @@ def stored_dtype(name: str) -> torch.dtype:
 
 
 def saved_dtype(settings: ModelSettings, came: torch.dtype) -> torch.dtype:
-    """The dtype of saved models; `came` is that of the model as loaded."""
-    if settings.save_dtype != "auto":
-        dtype = getattr(torch, settings.save_dtype)
-        assert isinstance(dtype, torch.dtype)
-        return dtype
-    return came if came in (torch.bfloat16, torch.float16) else torch.float32
+    if settings.save_dtype == "auto":
+        return came if came in (torch.bfloat16, torch.float16) else torch.float32
+    dtype: torch.dtype = getattr(torch, settings.save_dtype)
+    return dtype
 
 
 def slow_dtype(dtype: torch.dtype, device: torch.device) -> str | None:

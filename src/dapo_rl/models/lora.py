@@ -40,11 +40,20 @@ def add_lora(model: Any, settings: LoraSettings, seed: int) -> None:
     try:
         with torch.random.fork_rng():
             torch.manual_seed(seed)
-            inject_adapter_in_model(lora_config(settings), model, adapter_name=_ADAPTER)
+            config = lora_config(settings)
+            if settings.targets == "all-linear":
+                config.exclude_modules = _routers(model) or None
+            inject_adapter_in_model(config, model, adapter_name=_ADAPTER)
     except ValueError as error:
         raise UserError(f"model.lora.targets: {' '.join(str(error).split())}") from None
     _check_embeddings(model, "model.lora.targets")
     model.eval()
+
+
+def _routers(model: Any) -> list[str]:
+    """Linear layers that return more than a product, such as a choice of experts; adapters cannot be added to them."""
+    modules = model.named_modules()
+    return [name for name, m in modules if isinstance(m, nn.Linear) and type(m).forward is not nn.Linear.forward]
 
 
 def _check_embeddings(model: Any, key: str) -> None:
@@ -139,7 +148,6 @@ def peft_config_of(model: Any) -> Any | None:
 
 
 def train_adapters(model: Any) -> None:
-    """Trains the adapters that the model has, and nothing else."""
     _check_embeddings(model, "model")
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(".lora_" in name)
@@ -172,25 +180,18 @@ def has_lora(model: Any) -> bool:
     return any(_is_adapted(module) for module in model.modules())
 
 
-def plain_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """The parameters with any adapters merged in, one at a time."""
-    return _merge(model, model.named_parameters())
-
-
-def plain_state(model: Any) -> Iterator[tuple[str, Tensor]]:
-    """The state dict of the model with any adapters merged in, one at a time."""
-    return _merge(model, model.state_dict().items())
+def plain_weights(model: Any, weights: Iterable[tuple[str, Tensor]] | None = None) -> Iterator[tuple[str, Tensor]]:
+    """Weights of the model, by default its parameters, with any adapters merged in, one at a time."""
+    own = model.named_parameters() if weights is None else weights
+    return ((weight.name, weight.merged()) for weight in without_adapters(model, own))
 
 
 def adapter_weights(model: Any) -> dict[str, Tensor]:
     """The weights of the adapters under the names of peft's format."""
     mark = f".{_ADAPTER}.weight"
     saved = {name.removesuffix(mark): t.detach() for name, t in model.state_dict().items() if name.endswith(mark)}
-    return {f"base_model.model.{_saved_name(name)}": tensor for name, tensor in saved.items()}
-
-
-def _saved_name(name: str) -> str:
-    return name if name.endswith(f".{_MAGNITUDE}") else f"{name}.weight"
+    ends = {name: "" if name.endswith(_MAGNITUDE) else ".weight" for name in saved}
+    return {f"base_model.model.{name}{ends[name]}": tensor for name, tensor in saved.items()}
 
 
 def save_adapter(
@@ -203,21 +204,9 @@ def save_adapter(
 ) -> None:
     """Saves the adapters in peft's format, and the tokenizer; `base` names the model that they belong to. `weights` are
     those of the adapters, if the model holds them in another form."""
-    try:
-        os.makedirs(path, exist_ok=True)
-        _write_adapter(model, weights or adapter_weights(model), settings, base, path)
-        tokenizer.save_pretrained(path)
-    except Exception as error:  # on a full disk safetensors raises its own class
-        raise UserError(f"{path}: the adapter cannot be saved: {error}") from error
-
-
-def _write_adapter(
-    model: Any, weights: Mapping[str, Tensor], settings: LoraSettings, base: str, path: str | os.PathLike[str]
-) -> None:
     from safetensors.torch import save_file
 
-    on_host = {name: tensor.cpu().contiguous() for name, tensor in weights.items()}
-    save_file(on_host, os.path.join(path, "adapter_model.safetensors"), metadata={"format": "pt"})
+    saved = {name: t.cpu().contiguous() for name, t in (weights or adapter_weights(model)).items()}
     config = lora_config(settings, base)
     if settings.targets == "all-linear":  # peft expects names in the file
         layers = [name for name, module in model.named_modules() if _is_adapted(module) and not _of_parameter(module)]
@@ -226,7 +215,13 @@ def _write_adapter(
         config.target_parameters = made.target_parameters and sorted(made.target_parameters)
         config.rank_pattern, config.alpha_pattern = made.rank_pattern, made.alpha_pattern
     config.inference_mode = True
-    config.save_pretrained(path)
+    try:
+        os.makedirs(path, exist_ok=True)
+        save_file(saved, os.path.join(path, "adapter_model.safetensors"), metadata={"format": "pt"})
+        config.save_pretrained(path)
+        tokenizer.save_pretrained(path)
+    except Exception as error:  # on a full disk safetensors raises its own class
+        raise UserError(f"{path}: the adapter cannot be saved: {error}") from error
 
 
 @contextmanager
@@ -281,8 +276,6 @@ def _of_parameter(layer: Any) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PlainWeight:
-    """A weight of the model without adapters."""
-
     name: str
     base: Tensor
     layer: Any = None
@@ -337,8 +330,3 @@ class _Added(nn.Module):
 
     def forward(self) -> Any:
         return self.layer.get_delta_weight(_ADAPTER)
-
-
-def _merge(model: Any, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Weights under the base model's names, with adapters merged into them."""
-    return ((weight.name, weight.merged()) for weight in without_adapters(model, weights))

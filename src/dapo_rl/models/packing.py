@@ -119,7 +119,8 @@ class Packed:
 
     def _in_blocks(self, q_THD: Tensor, k_TKD: Tensor, v_TKD: Tensor, scale: float) -> Tensor:
         outs = []
-        for block in self._blocks.blocks:
+        blocks, positions = self._blocks
+        for block in blocks:
             q = _rows(q_THD, block.queries).transpose(1, 2)
             k, v = (_rows(x, block.keys).transpose(1, 2) for x in (k_TKD, v_TKD))
             grouped = q.shape[1] != k.shape[1]
@@ -131,7 +132,7 @@ class Packed:
                 q, k, v, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=grouped
             )
             outs.append(out_NHLD.transpose(1, 2).flatten(0, 1))
-        return _rows(torch.cat(outs), self._blocks.positions)
+        return _rows(torch.cat(outs), positions)
 
     @cached_property
     def _ragged(self) -> _Ragged:
@@ -141,18 +142,14 @@ class Packed:
             to_device(np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), self._device)
             for lengths in zip(*counts, strict=True)
         )
-        return _Ragged(
-            keys=None
-            if len(keys) == self.tokens and not self._cached
-            else Reads(keys, self.tokens + self._cached, self._device),
-            starts_q=starts_q,
-            starts_k=starts_k,
-            longest_q=max(self._own),
-        )
+        whole = len(keys) == self.tokens and not self._cached
+        reads = None if whole else Reads(keys, self.tokens + self._cached, self._device)
+        return _Ragged(reads, starts_q, starts_k, longest_q=max(self._own))
 
     @cached_property
-    def _blocks(self) -> _Blocks:
-        """Sequences that share no tokens have a query for every token, the others for their own tokens at the end."""
+    def _blocks(self) -> tuple[list[_Block], Tensor]:
+        """Blocks, and the position of each token of the row among the queries of all of them. Sequences that share no
+        tokens have a query for every token, the others for their own tokens at the end."""
         lengths = [len(sequence) for sequence in self.sequences]
         shares = [
             own < length and (own * length <= _MASK_ELEMENTS or int(sequence.max()) >= self.tokens)
@@ -176,14 +173,13 @@ class Packed:
         places = np.flatnonzero(everything >= 0)
         positions = np.empty(self.tokens, dtype=np.int64)
         positions[everything[places]] = places
-        return _Blocks(tuple(blocks), to_device(positions, self._device))
+        return blocks, to_device(positions, self._device)
 
     def _tails(self, members: Sequence[int]) -> tuple[_Block, _Indices]:
         """A block of sequences aligned at their ends, so that one causal mask fits all; and the query tokens."""
         keys = _rectangle([self.sequences[i][::-1] for i in members])[:, ::-1]
-        queries = _rectangle([self.sequences[i][len(self.sequences[i]) - self._own[i] :][::-1] for i in members])[
-            :, ::-1
-        ]
+        tails = [self.sequences[i][len(self.sequences[i]) - self._own[i] :] for i in members]
+        queries = _rectangle([tail[::-1] for tail in tails])[:, ::-1]
         width_q, width_k = queries.shape[1], keys.shape[1]
         is_causal = np.arange(width_k) <= np.arange(width_q)[:, None] + width_k - width_q
         # Finite, because a padding query may have no key at all.
@@ -212,13 +208,6 @@ class _Block:
     keys: Tensor
     mask: Tensor | None
     """None if queries and keys are the same tokens: the causal mask hides padding, which comes last."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Blocks:
-    blocks: tuple[_Block, ...]
-    positions: Tensor
-    """The position of each token of the row among the queries of all blocks."""
 
 
 _MASK_ELEMENTS = 2**22

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -140,7 +140,8 @@ class ResponsePass(ABC, Generic[Stats]):
         in_dtype = torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32, cache_enabled=cached)
         recompute = recomputing(self._model, self._recompute and torch.is_grad_enabled())
         # Recomputing wraps the forward pass of each layer, so that it comes after what replaces it.
-        with quick_products(device, self._dtype), self._fused_modules(), recompute:
+        fused = nullcontext() if self._fusion is None else self._fusion.active()
+        with quick_products(device, self._dtype), fused, recompute:
             if self.packed:
                 row, predictors = pack([(s.prompt_ids, s.token_ids) for s in samples], device)
                 with attending(self._model, row, row.longest):
@@ -154,7 +155,6 @@ class ResponsePass(ABC, Generic[Stats]):
 
     @property
     def device(self) -> torch.device:
-        """Where the model computes."""
         device: torch.device = next(self._model.parameters()).device
         return device
 
@@ -173,15 +173,11 @@ class ResponsePass(ABC, Generic[Stats]):
     def _why_not_packed(self, longest: int) -> str | None: ...
 
     def _run(self, forward: Callable[[], Stats]) -> Stats:
-        """Runs the forward pass."""
         return forward()
 
     def prepare(self) -> None:
         """Finds out what can be fused, which compares results: random ones, as with dropout, are never the same."""
         _ = self._fusion
-
-    def _fused_modules(self) -> AbstractContextManager[None]:
-        return nullcontext() if self._fusion is None else self._fusion.active()
 
     @cached_property
     def _fusion(self) -> TrainingFusion | None:
@@ -253,7 +249,31 @@ class ResponseLogps(ResponsePass[TokenStats]):
         return response_logps(self._model, samples, *how)
 
     def _why_not_packed(self, longest: int) -> str | None:
-        return why_not_packed(self._model, longest)
+        """Compares the packed result with the model's own on a few tokens."""
+        model = self._model
+        try:
+            config = model.config.get_text_config()
+            if getattr(config, "final_logit_softcapping", None):  # small logits would not show it
+                return "caps its logits"
+            if reason := depends_on_neighbours(model, longest):
+                return f"has {reason}"
+            vocabulary = len(model.get_input_embeddings().weight)
+            ids = torch.randint(vocabulary, (24,), generator=torch.Generator().manual_seed(0)).tolist()
+            split = [(ids[:5], ids[5:9]), (ids[:5], ids[9:15]), (ids[15:18], ids[18:24])]
+            samples = [Trajectory(response, prompt_ids=prompt) for prompt, response in split]
+            with torch.no_grad():
+                plain = response_logps(model, samples, 1.0, pad_id=0)
+                row, predictors = pack(split, plain.logps.device)
+                with attending(model, row, max(longest, row.longest)):
+                    packed = packed_logps(model, row, predictors, samples, 1.0)
+        except UnsupportedAttentionError as error:
+            return f"has {error}"
+        except Exception as error:  # an architecture may fail in any way
+            return f"does not run on packed samples ({type(error).__name__})"
+        difference = (packed.logps - plain.logps)[plain.mask].abs().max().item()
+        if not difference < _TOLERANCE:
+            return f"gives different results for packed samples (log-probabilities differ by {difference:.2g})"
+        return None
 
 
 def packed_logps(
@@ -273,30 +293,3 @@ def packed_logps(
     kept_TK = None if kept is None else to_device(kept, targets.device)
     logps, entropy = token_logps(predicting_TH, head.weight, bias, targets, temperature, fused=fused, kept_TK=kept_TK)
     return TokenStats(*in_rows(samples, logps, entropy))
-
-
-def why_not_packed(model: Any, longest: int = 0) -> str | None:
-    """Why samples cannot be packed, if so: compares the packed result with the model's own on a few tokens."""
-    try:
-        config = model.config.get_text_config()
-        if getattr(config, "final_logit_softcapping", None):  # small logits would not show it
-            return "caps its logits"
-        if reason := depends_on_neighbours(model, longest):
-            return f"has {reason}"
-        vocabulary = len(model.get_input_embeddings().weight)
-        ids = torch.randint(vocabulary, (24,), generator=torch.Generator().manual_seed(0)).tolist()
-        split = [(ids[:5], ids[5:9]), (ids[:5], ids[9:15]), (ids[15:18], ids[18:24])]
-        samples = [Trajectory(response, prompt_ids=prompt) for prompt, response in split]
-        with torch.no_grad():
-            plain = response_logps(model, samples, 1.0, pad_id=0)
-            row, predictors = pack(split, plain.logps.device)
-            with attending(model, row, max(longest, row.longest)):
-                packed = packed_logps(model, row, predictors, samples, 1.0)
-    except UnsupportedAttentionError as error:
-        return f"has {error}"
-    except Exception as error:  # an architecture may fail in any way
-        return f"does not run on packed samples ({type(error).__name__})"
-    difference = (packed.logps - plain.logps)[plain.mask].abs().max().item()
-    if not difference < _TOLERANCE:
-        return f"gives different results for packed samples (log-probabilities differ by {difference:.2g})"
-    return None

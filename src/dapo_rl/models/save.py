@@ -19,7 +19,7 @@ from dapo_rl.base.format import gib
 from dapo_rl.base.hashing import DeferredWrite, Digests, IsCancelled, hashing
 from dapo_rl.base.host_memory import host_memory
 from dapo_rl.errors import UserError
-from dapo_rl.models.lora import has_lora, plain_state
+from dapo_rl.models.lora import has_lora, plain_weights
 
 COPY_SHARE = 0.75
 """The share of the host's memory that a run and its copies may take."""
@@ -123,8 +123,9 @@ def save_model(
     if Path(path).is_file():  # transformers would log this and save nothing
         raise UserError(f"{path}: a model is saved as a directory, but this is a file")
     try:
-        merged = plain_state(model) if weights is None else weights.items()
-        _write_plain(model, merged, path, dtype, model.state_dict() if weights is None else weights)
+        own = model.state_dict() if weights is None else weights
+        merged = plain_weights(model, own.items()) if weights is None else own.items()
+        _write_plain(model, merged, path, dtype, own)
         tokenizer.save_pretrained(path)
     except Exception as error:  # on a full disk safetensors raises its own class
         raise UserError(f"{path}: the model cannot be saved: {error}") from error
@@ -215,7 +216,7 @@ class StoredModel:
     def _merged(self, state: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """What `model/` stores: merged weights in its dtype, and the others as the copy already has them."""
         copied = {tensor.data_ptr() for tensor in state.values()}
-        for name, tensor in plain_state(self._model):
+        for name, tensor in plain_weights(self._model, state.items()):
             yield name, tensor if self._dtype is None or tensor.data_ptr() in copied else tensor.to(self._dtype)
 
     @cached_property

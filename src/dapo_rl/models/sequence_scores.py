@@ -30,7 +30,6 @@ class SequenceScores(ResponsePass[Scored]):
         super().__init__(model, pad_id=pad_id, dtype=next(model.parameters()).dtype, packed=packed, fused=packed)
 
     def of(self, samples: Sequence[Trajectory]) -> Tensor:
-        """Their scores, `[B]`, in float32."""
         with self.compute(samples) as found:
             return found.scores
 

@@ -63,7 +63,10 @@ class ResponseValues(ResponsePass[TokenValues]):
 
     def _padded(self, samples: Sequence[Trajectory]) -> TokenValues:
         inputs, mask_BR = padded_inputs(samples, self._pad_id, self.device)
-        hidden_BTH = self._model.base_model(**inputs, use_cache=False).last_hidden_state
+        model = self._model
+        # Some classes do not name their base model, which then is the whole model.
+        backbone = model.base_model if model.base_model is not model else model.model
+        hidden_BTH = backbone(**inputs, use_cache=False).last_hidden_state
         # The state before a token is that of the token before it.
         values_BR = self._values(hidden_BTH[:, -mask_BR.shape[1] - 1 : -1])
         return TokenValues(torch.where(mask_BR, values_BR, 0.0), mask_BR)

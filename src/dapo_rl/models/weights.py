@@ -22,8 +22,6 @@ class WeightSource(Protocol):
 
 
 class PolicyWeights(WeightSource, Protocol):
-    """The weights of a policy after an update."""
-
     def not_finite(self) -> str | None:
         """The name of the first weight that contains an infinity or NaN, or None."""
         ...
@@ -55,5 +53,4 @@ class ModelWeights:
             yield bucket
 
     def not_finite(self) -> str | None:
-        """The name of the first weight that contains an infinity or NaN, or None."""
         return next((name for bucket in self.buckets(BUCKET_BYTES) if (name := not_finite(dict(bucket)))), None)

@@ -4,7 +4,7 @@
 with one entry. Settings, `dapo check`, `dapo convert`, shell completion and docs/losses.md read the tables. Settings
 import no torch, so the functions in the tables use only the methods of the tensors that they are given.
 
-`dapo_rl.algo` exports the functions; `numpy_twin` has each of them again in plain NumPy.
+`dapo_rl.algo` exports the functions; the modules `numpy_twin*` have each of them again in plain NumPy.
 """
 
 from dapo_rl.objectives.advantages import ADVANTAGES, DISTILL, GAE, GDPO, AdvantageEntry

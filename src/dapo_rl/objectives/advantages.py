@@ -48,8 +48,7 @@ def group_advantages(
     `batch` divides by the standard deviation of all rewards instead, `none` does not divide (Dr. GRPO), and
     `leave-one-out` subtracts the mean of the other samples. Samples outside `mask` are not part of any mean and get 0.
     """
-    rewards_PG = rewards.float()
-    counted_PG = _counted(rewards_PG, mask)
+    rewards_PG, counted_PG = _given(rewards, mask)
     values_PG = rewards_PG.where(counted_PG, 0.0)
     count_P1 = counted_PG.sum(-1, keepdim=True)
     if mask is None and normalize in ("group", "leave-one-out") and rewards_PG.shape[-1] <= max(ddof, 1):
@@ -97,8 +96,7 @@ def dynamic_sampling_filter(values: Tensor, eps: float = 1e-6) -> Tensor:
 
 def opo_advantages(rewards: Tensor, mask: Tensor | None = None, *, lengths: Tensor) -> Tensor:
     """`R − Σ l R / Σ l` over each group: the baseline of least variance if gradients grow with the length l."""
-    rewards_PG = rewards.float()
-    counted_PG = _counted(rewards_PG, mask)
+    rewards_PG, counted_PG = _given(rewards, mask)
     weight_PG = lengths.float().where(counted_PG, 0.0)
     total_P1 = weight_PG.sum(-1, keepdim=True).clamp(min=1)
     baseline_P1 = (weight_PG * rewards_PG.where(counted_PG, 0.0)).sum(-1, keepdim=True) / total_P1
@@ -118,8 +116,7 @@ def reinforce_plus_plus(
     rewards: Tensor, mask: Tensor | None = None, *, lengths: Tensor, ddof: int = 1, eps: float = 1e-6
 ) -> Tensor:
     """`(R − mean) / (std + eps)` over all tokens of the step: a sample counts as often as it has tokens."""
-    rewards_PG = rewards.float()
-    return _over_the_tokens(rewards_PG, _counted(rewards_PG, mask), lengths, ddof, eps)
+    return _over_the_tokens(*_given(rewards, mask), lengths, ddof, eps)
 
 
 ADVANTAGES["reinforce++"] = AdvantageEntry(
@@ -137,8 +134,7 @@ def reinforce_plus_plus_baseline(
     rewards: Tensor, mask: Tensor | None = None, *, lengths: Tensor, ddof: int = 1, eps: float = 1e-6
 ) -> Tensor:
     """REINFORCE++ on the differences to the group's mean."""
-    rewards_PG = rewards.float()
-    counted_PG = _counted(rewards_PG, mask)
+    rewards_PG, counted_PG = _given(rewards, mask)
     return _over_the_tokens(_from_the_group(rewards_PG, counted_PG), counted_PG, lengths, ddof, eps)
 
 
@@ -164,8 +160,7 @@ def gdpo_advantages(
 ) -> Tensor:
     """`A = Σ_k w_k · group_advantages(r_k)` over the rewards `parts[P, G, K]`, then `(A − mean) / (std + eps)` over the
     batch. A part that is NaN is not part of its group; without `parts`, there is one, `rewards`."""
-    rewards_PG = rewards.float()
-    counted_PG = _counted(rewards_PG, mask)
+    rewards_PG, counted_PG = _given(rewards, mask)
     parts_PGK = rewards_PG[..., None] if parts is None else parts.float()
     weights_PGK = parts_PGK.new_ones(parts_PGK.shape) if part_weights is None else part_weights.float()
     sums_PG = rewards_PG.new_zeros(rewards_PG.shape)
@@ -192,8 +187,8 @@ ADVANTAGES[GDPO] = AdvantageEntry(
 
 def rewards_alone(rewards: Tensor, mask: Tensor | None = None) -> Tensor:
     """The rewards themselves: GAE with λ = 1 before a critic has learnt anything. The critic's values come later."""
-    rewards_PG = rewards.float()
-    return rewards_PG.where(_counted(rewards_PG, mask), 0.0)
+    rewards_PG, counted_PG = _given(rewards, mask)
+    return rewards_PG.where(counted_PG, 0.0)
 
 
 GAE = "gae"
@@ -240,8 +235,10 @@ def _over_the_tokens(values_PG: Tensor, counted_PG: Tensor, lengths: Tensor, ddo
     return (centred_PG / (variance.sqrt() + eps)).where(centred_PG != 0, 0.0)
 
 
-def _counted(rewards_PG: Tensor, mask: Tensor | None) -> Tensor:
-    return rewards_PG.new_ones(rewards_PG.shape).bool() if mask is None else mask.bool()
+def _given(rewards: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """The rewards in float32, and which of them count."""
+    rewards_PG = rewards.float()
+    return rewards_PG, rewards_PG.new_ones(rewards_PG.shape).bool() if mask is None else mask.bool()
 
 
 def _from_the_group(rewards_PG: Tensor, counted_PG: Tensor) -> Tensor:

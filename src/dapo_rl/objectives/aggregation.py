@@ -14,18 +14,6 @@ from torch import Tensor
 from dapo_rl.choices import Aggregation
 from dapo_rl.objectives.losses import RatioOf, advantages_like, policy_token_losses, probability_ratio
 
-__all__ = [
-    "ClipFractions",
-    "advantages_like",
-    "aggregate",
-    "clip_fractions",
-    "clipped_tokens",
-    "dapo_policy_loss",
-    "mask_like",
-    "policy_token_losses",
-    "probability_ratio",
-]
-
 
 class ClipFractions(NamedTuple):
     """Fractions of tokens whose gradient is clipped."""
@@ -127,13 +115,11 @@ def clip_fractions(
     clip_high: float = 0.28,
     clip_ratio_c: float | None = None,
 ) -> ClipFractions:
-    """The fractions of tokens clipped at the upper bound, at the lower bound, and by dual clip."""
     keep = mask_like(new_logps, mask)
-    tokens = keep.sum().clamp(min=1)
-    high, low, dual = clipped_tokens(
+    clipped = clipped_tokens(
         new_logps, old_logps, advantages, keep, clip_low=clip_low, clip_high=clip_high, clip_ratio_c=clip_ratio_c
     )
-    return ClipFractions(high.sum() / tokens, low.sum() / tokens, dual.sum() / tokens)
+    return ClipFractions(*(tokens.sum() / keep.sum().clamp(min=1) for tokens in clipped))
 
 
 def clipped_tokens(

@@ -6,9 +6,10 @@ token, 0 where masked. It may leave out settings that it does not use, and take 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,22 +20,8 @@ RatioOf = Callable[["Tensor", "Tensor", "Tensor"], "Tensor"]
 MAX_LOG_RATIO = 20.0
 """Log-ratios are clamped to ± this, as in verl: beyond 88 the ratio overflows, and the gradient becomes NaN."""
 
-
-class TokenLosses(Protocol):
-    """Computes token losses `[B, T]`, 0 where masked, which the aggregation then reduces to one number."""
-
-    def __call__(
-        self,
-        new_logps: Tensor,
-        old_logps: Tensor,
-        advantages: Tensor,
-        mask: Tensor,
-        *,
-        clip_low: float,
-        clip_high: float,
-        clip_ratio_c: float | None,
-        **inputs: Tensor,
-    ) -> Tensor: ...
+TokenLosses = Callable[..., "Tensor"]
+"""Computes token losses `[B, T]`, 0 where masked, which the aggregation then reduces to one number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,9 +155,8 @@ def cispo_losses(
 ) -> Tensor:
     """`−sg(clip(r, 1 − clip_low, 1 + clip_high))·A·log π`: the clipped ratio is a weight without a gradient, so every
     token contributes. With `clip_low` 1 or more there is no lower bound."""
-    weight = probability_ratio(new_logps, old_logps, mask).clamp(1 - clip_low, 1 + clip_high).detach()
-    advantage = advantages_like(weight, advantages, mask)
-    return -weight * advantage * new_logps.float().where(mask, 0.0)
+    weight = probability_ratio(new_logps, old_logps, mask).clamp(1 - clip_low, 1 + clip_high)
+    return _policy_gradient(weight, new_logps, advantages, mask)
 
 
 LOSSES["cispo"] = LossEntry(
@@ -254,8 +240,9 @@ def dppo_tv_losses(
 ) -> Tensor:
     """`−sg(min(r, clip_ratio_c))·A·log π`, and 0 for a token that has already moved too far in the direction of its
     advantage: its probability by more than `clip_high` up, or `clip_low` down."""
-    return _within(probability_change(new_logps, old_logps, mask), new_logps, old_logps, advantages, mask,
-                   clip_low, clip_high, clip_ratio_c)  # fmt: skip
+    within = _within(probability_change(new_logps, old_logps, mask), advantages, mask, clip_low, clip_high)
+    weight = probability_ratio(new_logps, old_logps, mask).clamp(max=math.inf if clip_ratio_c is None else clip_ratio_c)
+    return _policy_gradient(weight, new_logps, advantages, mask) * within
 
 
 def probability_change(new_logps: Tensor, old_logps: Tensor, mask: Tensor) -> Tensor:
@@ -287,8 +274,9 @@ def dppo_kl_losses(
     clip_ratio_c: float | None = None,
 ) -> Tensor:
     """As `dppo_tv_losses`, with the KL divergence of the token against all others instead of the difference."""
-    return _within(binary_divergence(new_logps, old_logps, mask), new_logps, old_logps, advantages, mask,
-                   clip_low, clip_high, clip_ratio_c)  # fmt: skip
+    within = _within(binary_divergence(new_logps, old_logps, mask), advantages, mask, clip_low, clip_high)
+    weight = probability_ratio(new_logps, old_logps, mask).clamp(max=math.inf if clip_ratio_c is None else clip_ratio_c)
+    return _policy_gradient(weight, new_logps, advantages, mask) * within
 
 
 def binary_divergence(new_logps: Tensor, old_logps: Tensor, mask: Tensor) -> Tensor:
@@ -385,22 +373,16 @@ def _sequence_log_ratio(new_logps: Tensor, old_logps: Tensor, mask: Tensor) -> T
     return mean.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
 
 
-def _within(
-    moved: Tensor,
-    new_logps: Tensor,
-    old_logps: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    clip_low: float,
-    clip_high: float,
-    clip_ratio_c: float | None,
-) -> Tensor:
-    """The policy gradient of tokens that have not moved out of the bounds around 1 in the direction of A."""
-    weight = probability_ratio(new_logps, old_logps, mask).detach()
-    weight = weight if clip_ratio_c is None else weight.clamp(max=clip_ratio_c)
+def _within(moved: Tensor, advantages: Tensor, mask: Tensor, clip_low: float, clip_high: float) -> Tensor:
+    """The tokens that have not moved out of the bounds around 1 in the direction of A."""
+    advantage = advantages_like(moved, advantages, mask)
+    return (moved <= 1 + clip_high).where(advantage > 0, moved >= 1 - clip_low)
+
+
+def _policy_gradient(weight: Tensor, new_logps: Tensor, advantages: Tensor, mask: Tensor) -> Tensor:
+    """`−sg(weight)·A·log π`"""
     advantage = advantages_like(weight, advantages, mask)
-    within = (moved <= 1 + clip_high).where(advantage > 0, moved >= 1 - clip_low)
-    return -weight * advantage * new_logps.float().where(mask, 0.0) * within
+    return -weight.detach() * advantage * new_logps.float().where(mask, 0.0)
 
 
 def _clipped(ratio: Tensor, advantage: Tensor, clip_low: float, clip_high: float) -> Tensor:

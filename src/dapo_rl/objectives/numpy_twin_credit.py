@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
-Array = NDArray[Any]
+from dapo_rl.objectives.numpy_twin_tokens import Array
+
+
+def _counted(rewards: Array, mask: ArrayLike | None) -> Array:
+    return np.ones_like(rewards, bool) if mask is None else np.asarray(mask, bool)
 
 
 def group_advantages(
@@ -18,11 +20,10 @@ def group_advantages(
     eps: float = 1e-6,
     mask: ArrayLike | None = None,
 ) -> Array:
-    rewards_BG = np.asarray(rewards, float)
-    counted = np.ones_like(rewards_BG, bool) if mask is None else np.asarray(mask, bool)
-    advantages = np.zeros_like(rewards_BG)
-    everything = rewards_BG[counted]
-    for b, (group, included) in enumerate(zip(rewards_BG, counted, strict=True)):
+    rewards_PG = np.asarray(rewards, float)
+    counted = _counted(rewards_PG, mask)
+    advantages = np.zeros_like(rewards_PG)
+    for p, (group, included) in enumerate(zip(rewards_PG, counted, strict=True)):
         members = group[included]
         if len(members) == 0 or members.max() == members.min():
             continue
@@ -30,19 +31,18 @@ def group_advantages(
         if normalize == "group":
             centred = centred / (members.std(ddof=ddof) + eps)
         elif normalize == "batch":
-            centred = centred / (everything.std(ddof=ddof) + eps)
+            centred = centred / (rewards_PG[counted].std(ddof=ddof) + eps)
         elif normalize == "leave-one-out":
-            others = (members.sum() - members) / (len(members) - 1)
-            centred = members - others
+            centred = members - (members.sum() - members) / (len(members) - 1)
         elif normalize != "none":
             raise ValueError(f"unknown normalize {normalize!r}")
-        advantages[b, included] = centred
+        advantages[p, included] = centred
     return advantages
 
 
 def opo_advantages(rewards: ArrayLike, mask: ArrayLike | None = None, *, lengths: ArrayLike) -> Array:
     rewards_PG, lengths_PG = np.asarray(rewards, float), np.asarray(lengths, float)
-    counted = np.ones_like(rewards_PG, bool) if mask is None else np.asarray(mask, bool)
+    counted = _counted(rewards_PG, mask)
     advantages = np.zeros_like(rewards_PG)
     for p, included in enumerate(counted):
         if included.any():
@@ -55,7 +55,7 @@ def reinforce_plus_plus(
     rewards: ArrayLike, mask: ArrayLike | None = None, *, lengths: ArrayLike, ddof: int = 1, eps: float = 1e-6
 ) -> Array:
     rewards_PG, lengths_PG = np.asarray(rewards, float), np.asarray(lengths, int)
-    counted = np.ones_like(rewards_PG, bool) if mask is None else np.asarray(mask, bool)
+    counted = _counted(rewards_PG, mask)
     tokens = np.repeat(rewards_PG[counted], lengths_PG[counted])  # the return of every token
     if len(tokens) <= ddof or tokens.max() == tokens.min():
         return np.zeros_like(rewards_PG)
@@ -80,7 +80,7 @@ def gdpo_advantages(
     eps: float = 1e-6,
 ) -> Array:
     rewards_PG = np.asarray(rewards, float)
-    counted = np.ones_like(rewards_PG, bool) if mask is None else np.asarray(mask, bool)
+    counted = _counted(rewards_PG, mask)
     parts_PGK = rewards_PG[..., None] if parts is None else np.asarray(parts, float)
     weights_PGK = np.ones_like(parts_PGK) if part_weights is None else np.asarray(part_weights, float)
     sums = np.zeros_like(rewards_PG)
@@ -90,10 +90,7 @@ def gdpo_advantages(
             np.where(given, parts_PGK[..., k], 0.0), normalize=normalize, ddof=ddof, eps=eps, mask=given
         )
         sums[given] += weights_PGK[..., k][given] * alone[given]
-    everything = sums[counted]
-    if len(everything) <= ddof or everything.max() == everything.min():
-        return np.zeros_like(rewards_PG)
-    return np.where(counted, (sums - everything.mean()) / (everything.std(ddof=ddof) + eps), 0.0)
+    return reinforce_plus_plus(sums, counted, lengths=np.ones_like(sums), ddof=ddof, eps=eps)
 
 
 def rewards_alone(rewards: ArrayLike, mask: ArrayLike | None = None) -> Array:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dapo_rl.objectives.numpy_twin_credit import Array
-from dapo_rl.objectives.numpy_twin_tokens import BOUND
+from dapo_rl.objectives.numpy_twin_tokens import BOUND, Array
 
 
 def kl_penalty(logps: ArrayLike, ref_logps: ArrayLike, kind: str = "k3") -> Array:

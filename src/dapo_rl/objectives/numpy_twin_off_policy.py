@@ -7,17 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 
-from dapo_rl.objectives.numpy_twin_credit import Array
-
-BOUND = 20
-"""Bound of a log-ratio before it is exponentiated."""
-
-
-def _samples(logps: ArrayLike, others: ArrayLike, mask: ArrayLike | None) -> tuple[Array, Array]:
-    """Log-ratios and the mask as matrices, a row for each sample."""
-    difference: Array = np.atleast_2d(np.asarray(logps, float) - np.asarray(others, float))
-    counted = np.broadcast_to(True if mask is None else np.asarray(mask, bool), np.shape(np.asarray(logps)))
-    return difference, np.atleast_2d(counted)
+from dapo_rl.objectives.numpy_twin_tokens import BOUND, Array, as_matrices
 
 
 def importance_ratio(
@@ -25,9 +15,9 @@ def importance_ratio(
 ) -> Array:
     if level not in ("token", "sequence"):
         raise ValueError(f"unknown importance level {level!r}")
-    difference, counted = _samples(proximal_logps, behaviour_logps, mask)
-    ratios = np.ones_like(difference)
-    for row, of_sample, kept in zip(ratios, difference, counted, strict=True):
+    proximal, behaviour, _, counted = as_matrices(proximal_logps, behaviour_logps, 0.0, mask)
+    ratios = np.ones_like(proximal)
+    for row, of_sample, kept in zip(ratios, proximal - behaviour, counted, strict=True):
         logs = of_sample[kept] if level == "token" else of_sample[kept].sum()
         row[kept] = np.exp(np.minimum(np.maximum(logs, -BOUND), BOUND))
     return ratios.reshape(np.shape(np.asarray(proximal_logps)))
@@ -47,12 +37,8 @@ def importance_weights(
         raise ValueError(f"unknown importance mode {mode!r}")
     weights = importance_ratio(proximal_logps, behaviour_logps, mask, level)
     counted = np.broadcast_to(True if mask is None else np.asarray(mask, bool), weights.shape)
-    for place in zip(*np.nonzero(counted), strict=True):
-        if weights[place] > cap:
-            weights[place] = cap if mode == "truncate" else 0.0
-        elif weights[place] < floor:
-            weights[place] = floor if mode == "truncate" else 0.0
-    return weights
+    bounded = np.clip(weights, floor, cap) if mode == "truncate" else weights * (floor <= weights) * (weights <= cap)
+    return np.where(counted, bounded, 1.0)
 
 
 def above_cap(
@@ -64,14 +50,10 @@ def above_cap(
 def off_policy_mask(
     new_logps: ArrayLike, behaviour_logps: ArrayLike, advantages: ArrayLike, mask: ArrayLike, threshold: float
 ) -> Array:
-    difference, counted = _samples(behaviour_logps, new_logps, mask)
-    advantage = np.asarray(advantages, float)
-    if advantage.ndim == 1 and np.ndim(new_logps) == 2:
-        advantage = advantage[:, None]
-    advantage = np.broadcast_to(advantage, difference.shape)
-    masked = np.zeros(difference.shape, bool)
+    new, behaviour, advantage, counted = as_matrices(new_logps, behaviour_logps, advantages, mask)
+    masked = np.zeros(new.shape, bool)
     for i, t in zip(*np.nonzero(counted), strict=True):
-        masked[i, t] = advantage[i, t] < 0 and difference[i, counted[i]].mean() > threshold
+        masked[i, t] = advantage[i, t] < 0 and (behaviour - new)[i, counted[i]].mean() > threshold
     return masked.reshape(np.shape(np.asarray(new_logps)))
 
 
@@ -94,9 +76,9 @@ def chi_squared(ratios: ArrayLike) -> float:
 def rejected_tokens(
     proximal_logps: ArrayLike, behaviour_logps: ArrayLike, mask: ArrayLike, bounds: dict[str, Any]
 ) -> Array:
-    difference, counted = _samples(proximal_logps, behaviour_logps, mask)
-    rejected = np.zeros(difference.shape, bool)
-    for row, of_sample, kept in zip(rejected, difference, counted, strict=True):
+    proximal, behaviour, _, counted = as_matrices(proximal_logps, behaviour_logps, 0.0, mask)
+    rejected = np.zeros(proximal.shape, bool)
+    for row, of_sample, kept in zip(rejected, proximal - behaviour, counted, strict=True):
         if not kept.any():
             continue
         logs = np.minimum(np.maximum(of_sample[kept], -BOUND), BOUND)

@@ -102,7 +102,6 @@ class ConfigFile:
 
 
 def is_given(key: str, overrides: Sequence[str]) -> bool:
-    """Whether overrides set a key or its section."""
     names = (current_name(override.partition("=")[0].strip()) for override in overrides)
     return any(f"{key}.".startswith(f"{name}.") for name in names)
 

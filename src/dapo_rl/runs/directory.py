@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from dapo_rl.base.files import atomic_write, remove_leftovers, sync
 from dapo_rl.base.json_value import json_value
@@ -38,8 +38,6 @@ NOTHING = -1
 LOG_LENGTH = "log.json"
 """The file of a checkpoint with the length of the log."""
 AGAIN = "resume it with --resume (in Python: train(resume=True)), or name another with --run (run_dir)"
-
-__all__ = ["GroupRow", "RunDirectory", "atomic_write"]
 
 
 class RunDirectory:
@@ -217,7 +215,13 @@ class RunDirectory:
                 self.rollout(step).unlink(missing_ok=True)
 
     def read_summary(self) -> dict[str, Any]:
-        return read_summary(self.summary_path)
+        """The summary; empty if it is missing or invalid. Resuming the run writes a new one."""
+        try:
+            summary: dict[str, Any] = json.loads(read_bytes(self.summary_path, MOST_BYTES))
+            Summary.model_validate(summary)
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return summary
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         with saved_so_far(self.summary_path):
@@ -352,10 +356,9 @@ def _append(path: Path, content: bytes) -> None:
 
 def parse_metrics(line: bytes) -> dict[str, Any]:
     """Parses a line of metrics.jsonl; raises ValueError with the reason if it is invalid."""
-    try:
+    record = None
+    with suppress(RecursionError):
         record = json.loads(line) if len(line) <= MOST_BYTES else None
-    except RecursionError:
-        record = None
     if not isinstance(record, dict):
         raise ValueError("not a mapping of names to numbers")
     step = record.get("step")
@@ -368,34 +371,18 @@ def parse_metrics(line: bytes) -> dict[str, Any]:
 
 
 _Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
-_Step = Annotated[int, Field(ge=0, lt=LARGEST_STEP)]
 
 
-class _Record(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-
-class _EvaluationRecord(_Record):
-    step: _Step
+class _EvaluationRecord(Saved):
+    step: Count
     accuracy: _Number | None
 
 
-class Summary(_Record):
+class Summary(Saved):
     finished: bool
-    steps: _Step
+    steps: Count
     accuracy_before: _Number | None = None
     accuracy_after: _Number | None = None
     wall_seconds: _Number | None = None
     tokens: dict[str, Annotated[_Number, Field(ge=0)] | None] | None = None
     evaluations: list[_EvaluationRecord] | None = None
-
-
-def read_summary(path: Path) -> dict[str, Any]:
-    """The summary of a run; empty if it is missing or invalid. Resuming the run writes a new one."""
-    try:
-        summary = json.loads(read_bytes(path, MOST_BYTES))
-        Summary.model_validate(summary)
-    except (OSError, ValueError, RecursionError, ValidationError):
-        return {}
-    assert isinstance(summary, dict)
-    return summary

@@ -7,7 +7,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from threading import RLock
-from types import TracebackType
 from typing import Any, Self, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -83,9 +82,7 @@ class Display:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         pass
 
 
@@ -119,7 +116,7 @@ class PlainDisplay(Display):
 
     def __init__(self, stream: TextIO, clock: Callable[[], float] = time.monotonic) -> None:
         self._stream, self._clock = stream, clock
-        self._total, self._groups = 0, 0
+        self._total = self._groups = 0
         self._graded = False
         """Whether groups are compared by score."""
         self._pace = Pace(0, 0, clock)
@@ -168,7 +165,6 @@ class PlainDisplay(Display):
 
 
 def headline(total_steps: int, config: Config, model_description: str, steps_done: int) -> str:
-    """One line that describes the run."""
     model = f"{config.model.name} ({model_description})" if model_description else config.model.name
     source = source_name(config.data.train)
     steps = f"steps {steps_done + 1} to {total_steps}" if steps_done else counted(total_steps, "step")
@@ -233,7 +229,8 @@ class LiveDisplay(Display):
         self._lock = RLock()
         self._live: Live | None = None
         self._head = ""
-        self._pretraining: tuple[int, str] = (0, "")
+        self._pretraining = (0, "")
+        """How many steps train the critic alone, and what is said about them."""
         self._total = 0
         self._pace = Pace(0, 0, clock)
         self._spinner = Spinner("line" if console.options.ascii_only else "dots")
@@ -259,9 +256,8 @@ class LiveDisplay(Display):
             self._pace.step(step, number(metrics, "timing_s/step"))
             self._latest = dict(metrics)
             for name, trend in self._trends.items():
-                if not name.startswith("eval/") or metrics.get(name) is not None:
-                    if name == "eval/reward" and graded_score(metrics) is None:
-                        continue
+                missing = name.startswith("eval/") and metrics.get(name) is None
+                if not missing and (name != "eval/reward" or graded_score(metrics) is not None):
                     trend.append(number(metrics, name))
 
     def note(self, text: str) -> None:
@@ -282,25 +278,20 @@ class LiveDisplay(Display):
             self._live.stop()
             self._live = None
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.stop()
 
     def __rich__(self) -> RenderableType:
         with self._lock:
+            pretrain_steps, pretraining = self._pretraining
             return Group(
-                Text(self._head, style="bold", no_wrap=True, overflow="ellipsis"),
+                _one_line(self._head, "bold"),
                 self._progress(),
                 self._phase_line(),
-                *self._pretraining_lines(),
+                *([_one_line(pretraining, "yellow")] if self._pace.done < pretrain_steps else []),
                 self._table(),
                 self._groups_line(),
-                *(
-                    Text(line, no_wrap=True, overflow="ellipsis")
-                    for line in (engines(self._latest), ranks(self._latest))
-                    if line
-                ),
+                *(_one_line(line) for line in (engines(self._latest), ranks(self._latest)) if line),
             )
 
     def _progress(self) -> RenderableType:
@@ -321,12 +312,8 @@ class LiveDisplay(Display):
             return Text("")
         name, done, total = self._phase
         progress = "" if done is None else f" {done}" if total is None else f" {done}/{total}"
-        self._spinner.update(text=Text(name + progress, style="cyan", no_wrap=True, overflow="ellipsis"))
+        self._spinner.update(text=_one_line(name + progress, "cyan"))
         return self._spinner
-
-    def _pretraining_lines(self) -> list[RenderableType]:
-        steps, line = self._pretraining
-        return [Text(line, style="yellow", no_wrap=True, overflow="ellipsis")] if self._pace.done < steps else []
 
     def _table(self) -> RenderableType:
         ramp = " .:-=+*#" if self._console.options.ascii_only else "▁▂▃▄▅▆▇█"
@@ -347,6 +334,10 @@ class LiveDisplay(Display):
         reasons = ", ".join(dropped(self._latest)) or "none"
         without = f"  {filled:.0f} {OUTCOMES['filled'].label}" if filled else ""
         return Text(f"groups  {kept:.0f} kept{without}  dropped: {reasons}")
+
+
+def _one_line(text: str, style: str = "") -> Text:
+    return Text(text, style=style, no_wrap=True, overflow="ellipsis")
 
 
 def make_display(stream: TextIO | None = None) -> Display:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Self
 
 from dapo_rl.base.format import short_path
@@ -19,10 +19,8 @@ class Interrupts:
     """While it is entered, Ctrl-C requests a stop instead of raising KeyboardInterrupt, unless the program handles the
     signal itself. A KeyboardInterrupt that leaves it comes with a note that says how to resume."""
 
-    def __init__(
-        self, directory: RunDirectory, display: Display, again: str = "run_dir={} and call train(resume=True)"
-    ) -> None:
-        """`again` says how to continue the run in the directory."""
+    def __init__(self, directory: RunDirectory, display: Display, again: str) -> None:
+        """`again` says how to continue the run in the directory `{}`."""
         self._directory, self._display, self._again = directory, display, again
         self._ours = False
         self.requested = False
@@ -34,9 +32,7 @@ class Interrupts:
             signal.signal(signal.SIGINT, self._handle)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if not self._ours:
             return
         signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dapo_rl.base.format import count, counted, duration, fixed, percent, short_path
@@ -39,7 +39,6 @@ def is_pretraining(metrics: Mapping[str, Any]) -> bool:
 
 
 def has_critic(metrics: Mapping[str, Any]) -> bool:
-    """Whether a step trained a critic."""
     return math.isfinite(number(metrics, "critic/vf_loss"))
 
 
@@ -71,63 +70,63 @@ def other_drops(metrics: Mapping[str, Any], graded: bool) -> str | None:
 
 def engines(metrics: Mapping[str, Any]) -> str | None:
     """One line on the engines of a step; None if the run has a single engine in its own process."""
-    named = {name.split("/")[1] for name in metrics if re.fullmatch(r"engine/\d+/queue", name)}
-    if not named:
+    number_of, each = _members(metrics, "engine", "queue")
+    if not number_of:
         return None
-
-    def each(figure: str) -> list[float]:
-        values = (number(metrics, f"engine/{name}/{figure}") for name in named)
-        return [value for value in values if math.isfinite(value)] or [math.nan]
-
-    busy, versions, lost = each("busy"), each("version"), sum(each("lost"))
+    lost = sum(each("lost"))
     parts = [
-        f"busy {_span(*(percent(share) for share in (min(busy), max(busy))))}",
+        f"busy {_span(each('busy'), percent)}",
         f"{count(sum(each('tokens_per_s')))} tok/s",
         f"queue {count(sum(each('queue')))}",
-        f"version {_span(*(fixed(version, 0) for version in (min(versions), max(versions))))}",
+        f"version {_span(each('version'), lambda version: fixed(version, 0))}",
         *([f"lost {lost:.0f}"] if lost else []),
     ]
-    return f"{counted(len(named), 'engine')}  {'  '.join(parts)}"
+    return f"{counted(number_of, 'engine')}  {'  '.join(parts)}"
 
 
 def ranks(metrics: Mapping[str, Any]) -> str | None:
     """One line on the ranks of a step; None if the run has none."""
-    named = {name.split("/")[1] for name in metrics if re.fullmatch(r"rank/\d+/tokens", name)}
-    if not named:
+    number_of, each = _members(metrics, "rank", "tokens")
+    if not number_of:
         return None
-    tokens, busy, memory = (
-        [number(metrics, f"rank/{name}/{figure}") for name in named] for figure in ("tokens", "busy", "memory_gib")
-    )
-    parts = [
-        f"busy {_span(*(percent(share) for share in (min(busy), max(busy))))}",
-        f"{_span(*(count(some) for some in (min(tokens), max(tokens))))} tokens each",
-        f"{fixed(max(memory), 1)} GiB",
-    ]
-    return f"{counted(len(named), 'rank')}  {'  '.join(parts)}"
+    busy, tokens = _span(each("busy"), percent), _span(each("tokens"), count)
+    return f"{counted(number_of, 'rank')}  busy {busy}  {tokens} tokens each  {fixed(max(each('memory_gib')), 1)} GiB"
 
 
-def _span(least: str, most: str) -> str:
+def _members(metrics: Mapping[str, Any], kind: str, always: str) -> tuple[int, Callable[[str], list[float]]]:
+    """The number of engines or ranks, which all have one figure, and a function that finds their values of another."""
+    names = [name.removesuffix(always) for name in metrics if re.fullmatch(rf"{kind}/\d+/{always}", name)]
+
+    def each(figure: str) -> list[float]:
+        values = (number(metrics, name + figure) for name in names)
+        return [value for value in values if math.isfinite(value)] or [math.nan]
+
+    return len(names), each
+
+
+def _span(values: Sequence[float], text: Callable[[float], str]) -> str:
+    least, most = text(min(values)), text(max(values))
     return least if least == most else f"{least} to {most}"
 
 
 def closing_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The summary of a run as rows of a name and a text."""
     before, after = summary.get("accuracy_before"), summary.get("accuracy_after")
-    rows = []
+    accuracy = "not measured: no data.eval"
     if before is not None and after is not None:
-        change = f"{100 * (after - before):+.1f} points"
-        rows.append(("held-out accuracy", f"{percent(before, 1)} -> {percent(after, 1)}  ({change})"))
+        accuracy = f"{percent(before, 1)} -> {percent(after, 1)}  ({100 * (after - before):+.1f} points)"
     elif before is not None:
-        rows.append(("held-out accuracy", f"{percent(before, 1)} before training"))
+        accuracy = f"{percent(before, 1)} before training"
     elif after is not None:
-        rows.append(("held-out accuracy", f"{percent(after, 1)} after training"))
-    else:
-        rows.append(("held-out accuracy", "not measured: no data.eval"))
-    rows.append(("steps", str(summary.get("steps", "-"))))
-    rows.append(("wall time", duration(number(summary, "wall_seconds"))))
+        accuracy = f"{percent(after, 1)} after training"
     tokens = dict(summary.get("tokens") or {})
     total = tokens.pop("total", sum(tokens.values()))
-    rows.append(("tokens generated", count(total)))
+    rows = [
+        ("held-out accuracy", accuracy),
+        ("steps", str(summary.get("steps", "-"))),
+        ("wall time", duration(number(summary, "wall_seconds"))),
+        ("tokens generated", count(total)),
+    ]
     for outcome, value in sorted(tokens.items(), key=lambda item: -item[1]):
         if value:
             share = percent(value / total if total else math.nan)

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from dapo_rl.base.reading import open_regular
 
 Floats = NDArray[np.float64]
-CHUNK = 1 << 20
 LONGEST_LINE = 1 << 20
 SEAM = 256
 """The last bytes that were read are compared before reading on; if they differ, it is another file."""
@@ -81,36 +80,26 @@ class MetricsLog:
                 self._empty()
                 self._inode = os.fstat(file.fileno()).st_ino
             file.seek(self._offset)
-            rest = b""
-            while (chunk := file.read(CHUNK)) and not self._is_cut:
-                *lines, rest = (rest + chunk).split(b"\n")
-                for line in lines:
-                    if not self._is_cut:
-                        self._take(line)
-                if len(rest) > LONGEST_LINE:
-                    self._pass_over(rest)
-                    rest = b""
-                if self._offset >= end:
+            while not self._is_cut and self._offset < end:
+                line = file.readline(LONGEST_LINE + 1)
+                if not line.endswith(b"\n") and len(line) <= LONGEST_LINE:  # the end of the file
                     break
-            self.is_behind = bool(chunk) and not self._is_cut
+                self._take(line)
+            else:
+                self.is_behind = not self._is_cut
             self._seam = _before(file, self._offset)
 
     def _take(self, line: bytes) -> None:
-        self._offset += len(line) + 1
-        if self._inside_a_line:  # the rest of a line that is too long
-            self._inside_a_line = False
-        elif len(line) > LONGEST_LINE:
-            self._skipped += 1
-        elif line.strip():
-            self._add(line)
+        """A line that is too long comes in parts, of which the last has its end."""
+        self._offset += len(line)
+        is_whole = line.endswith(b"\n")
+        if not self._inside_a_line:
+            self._skipped += not is_whole
+            if is_whole and line.strip():
+                self._add(line)
+        self._inside_a_line = not is_whole
         values = len(self._steps) * (1 + len(self._columns))
         self._is_cut = self._offset >= LARGEST_LOG or values >= MOST_VALUES
-
-    def _pass_over(self, part: bytes) -> None:
-        self._offset += len(part)
-        self._skipped += not self._inside_a_line
-        self._inside_a_line = True
-        self._is_cut = self._offset >= LARGEST_LOG
 
     def _add(self, line: bytes) -> None:
         try:

@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from dapo_rl.base.files import atomic_write
@@ -109,7 +108,5 @@ class NotedDisplay(Display):
         self.display.__enter__()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.display.__exit__(kind, error, trace)
+    def __exit__(self, *exception: object) -> None:
+        self.display.__exit__(*exception)

@@ -244,18 +244,13 @@ def _line(axis: Axes, rows: Rows, name: str, color: str, label: str = "", *, fai
         return
     steps = _values(rows, "step")
     many = len(values) > SMOOTH_BEYOND
-    style: dict[str, Any] = {"color": color, "linewidth": 1.0 if many else 1.6}
+    style: dict[str, Any] = {"linewidth": 1.0} if many else {"linewidth": 1.6, "marker": "o", "markersize": 3.5}
     if many or faint:
         style["alpha"] = 0.3 if len(values) < 1000 else 0.2
-    if not many:
-        style["marker"] = "o"
-        style["markersize"] = 3.5
-    shown_once: dict[str, Any] = {"label": label} if label else {}
-    if many and not faint:
-        axis.plot(steps, values, **style)
-        axis.plot(steps, smooth(values), color=color, linewidth=1.8, **shown_once)
-    else:
-        axis.plot(steps, values, **style, **shown_once)
+    smoothed = many and not faint
+    axis.plot(steps, values, color=color, **style, label=None if smoothed else label or None)
+    if smoothed:
+        axis.plot(steps, smooth(values), color=color, linewidth=1.8, label=label or None)
 
 
 def smooth(values: Values) -> Values:

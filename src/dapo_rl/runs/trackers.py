@@ -12,8 +12,9 @@ import math
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from dapo_rl.base.files import atomic_write
 from dapo_rl.base.quote import describe
@@ -23,12 +24,6 @@ from dapo_rl.errors import UserError
 PROJECT = "dapo-rl"
 IDENTITY = "trackers.json"
 """File in the run directory with the run's id in trackers. A copy of the directory is the same run."""
-
-
-class Tracker(Protocol):
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class TensorBoard:
@@ -83,6 +78,7 @@ def trackio(run: Path, identity: str, settings: Mapping[str, Any], step: int) ->
     return HostedRun(trackio.init(project=PROJECT, name=name, resume="allow", config=dict(settings), embed=False))
 
 
+Tracker = TensorBoard | HostedRun
 TRACKERS: dict[str, Callable[[Path, str, Mapping[str, Any], int], Tracker]] = {
     "tensorboard": TensorBoard,
     "wandb": weights_and_biases,
@@ -114,13 +110,13 @@ class Trackers:
         run = run.resolve()
         identity = _identity(run / IDENTITY)
         for name in names:
-            self._try(name, "cannot start", lambda name=name: self._start(name, run, identity, settings, step))  # type: ignore[misc]
+            self._try(name, "cannot start", partial(self._start, name, run, identity, settings, step))
 
     def log(self, step: int, metrics: Mapping[str, float | None]) -> None:
         """Sends the metrics of a step, except those that are not finite."""
         numbers = {name: float(v) for name, v in metrics.items() if v is not None and math.isfinite(v)}
         for name, tracker in list(self._open.items()):
-            self._try(name, "failed", lambda tracker=tracker: tracker.log(step, numbers))  # type: ignore[misc]
+            self._try(name, "failed", partial(tracker.log, step, numbers))
 
     def close(self) -> None:
         for name, tracker in list(self._open.items()):
@@ -133,9 +129,7 @@ class Trackers:
     def _try(self, name: str, what: str, action: Callable[[], None]) -> None:
         try:
             action()
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # the network, the disk, or a login that calls sys.exit
+        except (Exception, SystemExit) as error:  # the network, the disk, or a login that calls sys.exit
             self._open.pop(name, None)
             own = " ".join(str(error).split())[:300] if isinstance(error, Exception) else ""
             self._note(

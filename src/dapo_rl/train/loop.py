@@ -19,8 +19,9 @@ from dapo_rl.models.weights import PolicyWeights
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rollout.batch_builder import FailedBatch, SampledBatch
 from dapo_rl.rollout.sampler import Sampler
-from dapo_rl.runs.directory import GroupRow, RunDirectory
+from dapo_rl.runs.directory import RunDirectory
 from dapo_rl.runs.display import Display, evaluation_line
+from dapo_rl.runs.rollouts import GroupRow
 from dapo_rl.runs.write_errors import WriteErrors
 from dapo_rl.train.batch import make_batch, shaped_rewards, with_diagnostics
 from dapo_rl.train.checkpoint import Checkpoints

@@ -60,8 +60,6 @@ class Ops(Protocol):
 
 @dataclass(slots=True)
 class Fused:
-    """What was fused."""
-
     joins: list[Join] = field(default_factory=list)
     prepacked: list[Prepacked] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)

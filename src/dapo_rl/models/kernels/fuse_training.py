@@ -48,8 +48,6 @@ Forward = Callable[..., Any]
 
 
 class TrainingFusion:
-    """The replacements for one model."""
-
     def __init__(
         self, model: Any, device: torch.device, dtype: torch.dtype, gather: Callable[[nn.Module], None] | None = None
     ) -> None:
@@ -149,7 +147,6 @@ class GradientCheck:
         return x.to(self.device, dtype).requires_grad_()
 
     def agree(self, ours: Forward, theirs: Forward, inputs: Sequence[Tensor], tolerance: float) -> bool:
-        """Whether the results and the gradients of the inputs are the same."""
         try:
             results, expected = self._computed(ours, inputs), self._computed(theirs, inputs)
         except torch.OutOfMemoryError:

@@ -18,6 +18,7 @@ from dapo_rl.base.suggest import did_you_mean, nearest, nearest_path
 from dapo_rl.choices import VERIFIERS, is_judge
 from dapo_rl.config.recipe import parse_yaml
 from dapo_rl.config.section import Section
+from dapo_rl.config.sections import Temperature
 from dapo_rl.errors import UserError
 
 MOST_BYTES = 256 << 10
@@ -54,7 +55,7 @@ class JudgeSettings(Section):
     none: the mark is the score."""
     api_key_env: str | None = None
     """The environment variable that has the key."""
-    temperature: float | None = Field(0.0, ge=0)
+    temperature: Temperature | None = Field(0.0, ge=0)
     """none: the server's default; of the policy, that of the run."""
     max_tokens: int | None = Field(1024, ge=1)
     """none: the server's default; of the policy, that of the run."""
