@@ -32,3 +32,12 @@ def pytest_runtest_protocol():
     result = yield
     signal.signal(signal.SIGINT, before)
     return result
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    if config.getvalue("dist") == "loadfile":
+        from longest_first import LongestFirst
+
+        return LongestFirst(config, log)
+    return None
