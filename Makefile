@@ -23,10 +23,11 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup
 	$(BIN)/dapo train $(ARGS)
 
-# Compiled once for all processes that tests start, also where Python is told to write no bytecode.
+# Compiled once for all processes that tests start, also where Python is told to write no bytecode. For two cores: the
+# third process has the tests that mostly wait (tests/longest_first.py).
 test: setup
 	@$(BIN)/python -m compileall -q src tests
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadfile $(ARGS)
 
 # OpenEnv's own server in an environment of its own, for the tests of its client; without it, they are skipped.
 openenv: build/openenv/.set-up

@@ -159,7 +159,7 @@ def test_a_signal_to_the_process_group_lets_the_run_save(tmp_path):
     """As `timeout` sends it, and some schedulers."""
     words = [DAPO, "train", *SMALL, "data.eval=null", "eval.every=null", "train.steps=1000", "cluster.backend=ray"]
     how = {"cwd": tmp_path, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen([*words, "--run", "run"], start_new_session=True, **how) as process:
+    with forked.Popen([*words, "--run", "run"], start_new_session=True, **how) as process:
         for line in process.stdout:
             if line.startswith("step"):
                 break

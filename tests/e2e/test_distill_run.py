@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from support import small_model
+from support import SMALL, small_model
 
 from dapo_rl import Config, DAPOTrainer
 from dapo_rl.errors import UserError
@@ -14,9 +14,8 @@ from dapo_rl.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.slow
 SETTINGS = (
-    "sampling.dynamic=false", "sampling.prompts_per_step=16", "sampling.group_size=4", "train.mini_batches=2",
-    "train.epochs_per_step=1", "train.steps=12", "train.warmup_steps=0", "train.lr=5e-4", "data.eval=null",
-    "eval.every=null", "log.rollouts=false", "log.report=false",
+    *SMALL, "sampling.dynamic=false", "train.steps=12", "train.warmup_steps=0", "train.lr=5e-4", "data.eval=null",
+    "eval.every=null", "log.rollouts=false",
 )  # fmt: skip
 TEXTS = ("7-3=?\n7-3=4\nAnswer: 4", "2+9-4=?\n2+9=11\n11-4=7\nAnswer: 7", "8+8=?\n8+8=16\nAnswer: 16")
 
@@ -52,7 +51,8 @@ def divergence(own, other):
 
 def test_a_pupil_comes_closer_to_its_teacher(teacher, tmp_path):
     path, of_teacher = teacher
-    with trainer_for(tmp_path / "run", "algo.advantage=distill", f"teacher.name={path}") as trainer:
+    more = ("sampling.prompts_per_step=16", "sampling.max_new_tokens=56", "data.train.size=4096")
+    with trainer_for(tmp_path / "run", "algo.advantage=distill", f"teacher.name={path}", *more) as trainer:
         before = divergence(logps(trainer), of_teacher)
         trainer.train()
         after = divergence(logps(trainer), of_teacher)
@@ -99,13 +99,14 @@ def test_a_model_must_have_the_context_for_what_it_reads(tmp_path):
     """The demo's samples have at most 56 tokens after prompts of about 15; the pupil's own context is 512."""
     model, prompt = tmp_path / "short", f"teacher.prompt='{'1' * 40}{{prompt}}'"
     line = r"^teacher\.name: .*short has a context of (\d+) tokens, and it may have to read (\d+); name another, or "
-    for context, more in ((48, ()), (100, (prompt,))):
+    room = "sampling.max_new_tokens=56"
+    for context, more in ((48, (room,)), (100, (room, prompt))):
         save_model(small_model(max_position_embeddings=context), build_tokenizer(), model)
         with pytest.raises(UserError, match=line) as error:
             trainer_for(tmp_path / "run", f"teacher.name={model}", *more).close()
         found, longest = map(int, re.match(line, str(error.value)).groups())
         assert found == context < longest
-    trainer_for(tmp_path / "run", f"teacher.name={model}").close()  # without the longer prompt it fits
+    trainer_for(tmp_path / "run", f"teacher.name={model}", room).close()  # without the longer prompt it fits
 
 
 def test_rewards_and_a_teacher_add_up(tmp_path):

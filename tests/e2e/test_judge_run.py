@@ -2,10 +2,10 @@
 
 import re
 import signal
-import subprocess
 import threading
 import time
 
+import forked
 import pytest
 from forked import DAPO
 from judge_server import judge_server, write_judge
@@ -72,7 +72,7 @@ def test_a_killed_run_makes_no_call_twice(whole, tmp_path):
             tmp_path / "judge.yaml", server.url, concurrency=1, scale={"min": 0, "max": 7}, timeout_s=120
         )
         words = ["demo", *SETTINGS, f"reward.verifier={judge}", "--run", str(tmp_path / "run")]
-        process = subprocess.Popen([DAPO, "train", *words], cwd=tmp_path)
+        process = forked.Popen([DAPO, "train", *words], cwd=tmp_path)
         assert hangs.wait(120)
         process.send_signal(signal.SIGKILL)
         process.wait()

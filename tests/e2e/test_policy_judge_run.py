@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 
+import forked
 import pyarrow.parquet as pq
 import pytest
 from forked import DAPO
@@ -108,7 +109,7 @@ def test_a_run_that_was_killed_resumes_to_the_last_bit(whole, tmp_path):
     expected, judge, _, _ = whole
     path = tmp_path / "run"
     words = [*SETTINGS, f"reward.verifier={judge}", "train.steps=3", "--run", str(path)]
-    process = subprocess.Popen([DAPO, "train", "demo", *words], cwd=tmp_path, stdout=subprocess.DEVNULL)
+    process = forked.Popen([DAPO, "train", "demo", *words], cwd=tmp_path, stdout=subprocess.DEVNULL)
     until = time.monotonic() + 120
     while not (path / "checkpoints" / "step-1").exists() and time.monotonic() < until:
         time.sleep(0.005)

@@ -9,7 +9,7 @@ from dapo_rl.runs.directory import RunDirectory
 
 pytestmark = pytest.mark.slow
 
-SMALL = [*support.SMALL[:4], "data.eval=null", "eval.every=null", "train.warmup_steps=0", "train.steps=3"]
+SMALL = [*support.SMALL, "data.eval=null", "eval.every=null", "train.warmup_steps=0", "train.steps=3"]
 
 
 def trained(path, *overrides):

@@ -32,7 +32,7 @@ class Mine(NativeEngine):
     def close(self):
         self.closed += 1
 '''
-QUICK = [*SMALL[:5], "data.eval=null", "eval.every=null", "train.steps=1", "train.warmup_steps=0", "train.lr=1e-3"]
+QUICK = [*SMALL, "data.eval=null", "eval.every=null", "train.steps=1", "train.warmup_steps=0", "train.lr=1e-3"]
 
 
 @pytest.fixture

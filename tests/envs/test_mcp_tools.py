@@ -49,14 +49,17 @@ def url() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def stdio() -> dict[str, MCPTool]:
-    return {tool.name: tool for tool in mcp_tools(COMMAND)}
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    yield
+def stdio() -> Iterator[dict[str, MCPTool]]:
+    """The tools of a server that tests share, once one of them has called it: to start one takes a second."""
+    yield {tool.name: tool for tool in mcp_tools(COMMAND)}
     asyncio.run(MCPTools.shared(COMMAND).close())
+
+
+@pytest.fixture
+def fresh(stdio: dict[str, MCPTool]) -> dict[str, MCPTool]:
+    """The tools of a server that has not been called yet."""
+    asyncio.run(MCPTools.shared(COMMAND).close())
+    return stdio
 
 
 def test_listing_leaves_no_process(stdio: dict[str, MCPTool]) -> None:
@@ -94,8 +97,8 @@ def test_tools_over_http(url: str) -> None:
     assert asyncio.run(use()) == ["1", "2", "3", "4", "5"]
 
 
-def test_a_process_has_one_server_whatever_loop_calls(stdio: dict[str, MCPTool]) -> None:
-    count = pickle.loads(pickle.dumps(stdio["count"]))
+def test_a_process_has_one_server_whatever_loop_calls(fresh: dict[str, MCPTool]) -> None:
+    count = pickle.loads(pickle.dumps(fresh["count"]))
     said = [asyncio.run(count()).split() for _ in range(3)]
     assert [number for number, _ in said] == ["1", "2", "3"]
     assert len({pid for _, pid in said}) == 1
@@ -122,6 +125,7 @@ def test_contents_that_are_not_text_are_described(stdio: dict[str, MCPTool]) -> 
     ("name", "arguments", "said"),
     [("divide", {"a": 1, "b": 0}, "divide"), ("add", {"a": "x", "b": 1}, "valid integer"), ("none", {}, "none")],
 )
+@pytest.mark.usefixtures("stdio")
 def test_a_failed_call_says_why(name: str, arguments: dict[str, Any], said: str) -> None:
     with pytest.raises(MCPToolError, match=said):
         asyncio.run(MCPTools.shared(COMMAND).call(name, arguments))
@@ -136,12 +140,12 @@ def test_a_server_that_dies_is_started_again(stdio: dict[str, MCPTool]) -> None:
     assert asyncio.run(stdio["count"]()).startswith("1 ")
 
 
-def test_a_cancelled_call_leaves_the_connection(stdio: dict[str, MCPTool]) -> None:
+def test_a_cancelled_call_leaves_the_connection(fresh: dict[str, MCPTool]) -> None:
     async def impatient() -> str:
-        await stdio["count"]()
+        await fresh["count"]()
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(stdio["wait"](seconds=60), 0.2)
-        return await stdio["count"]()
+            await asyncio.wait_for(fresh["wait"](seconds=60), 0.2)
+        return await fresh["count"]()
 
     assert asyncio.run(impatient()).startswith("2 ")
 

@@ -15,6 +15,7 @@ import threading
 import time
 from concurrent.futures import CancelledError
 
+import forked
 import numpy as np
 import pytest
 from test_reward_processes import PATIENCE_S, is_alive, settings, wait_until
@@ -578,9 +579,9 @@ print(*pool.pids, flush=True)
 """
 
 
-def start_run(tmp_path, code, hang="pause", where="main"):
+def start_run(tmp_path, code, hang="pause", where="main", popen=forked.Popen):
     arguments = [sys.executable, "-c", RUN + textwrap.dedent(code), str(tmp_path / "hangs"), hang, where]
-    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    return popen(arguments, stdout=subprocess.PIPE, text=True, start_new_session=True)
 
 
 @pytest.mark.parametrize(("hang", "where"), [("pause", "main"), ("loop", "thread")])
@@ -596,7 +597,8 @@ def test_workers_die_with_a_run_that_is_killed(tmp_path, hang, where):
 
 @pytest.mark.parametrize("end", ["", "sys.exit(3)", "raise ValueError", "os.kill(os.getpid(), signal.SIGINT)"])
 def test_workers_end_with_a_run_that_ends_without_closing(tmp_path, end):
-    run = start_run(tmp_path, f"sys.stderr = open(os.devnull, 'w')\n{end}")
+    """A real process: a forked one does not end as Python does."""
+    run = start_run(tmp_path, f"sys.stderr = open(os.devnull, 'w')\n{end}", popen=subprocess.Popen)
     pids = [int(pid) for pid in run.stdout.readline().split()]
     assert len(pids) == 3
     run.wait(timeout=PATIENCE_S)

@@ -315,7 +315,7 @@ class Noisy(NativeEngine):
 
 def run_of(path, *overrides, resume=False):
     quick = [
-        *SMALL[:5],
+        *SMALL,
         "data.eval=null",
         "eval.every=null",
         "train.warmup_steps=0",

@@ -100,7 +100,7 @@ def stopping(**options):
 
 @cache
 def undisturbed():
-    return Talk(engine_for(), stopping(continues=False)).run()
+    return Talk(engine_for(), stopping(n=3, continues=False), turns=3).run()
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_what_is_kept_changes_no_token(seed, page, pages, prefill, width):
     expected = undisturbed()
     room = (256 // page + pages) * page if page else 256 * (1 + pages % 5)
     engine = engine_for(page_tokens=page, prefill_tokens=prefill, max_batch=width, kv_memory_bytes=room * TOKEN_BYTES)
-    assert_same(Talk(engine, stopping(), seed=seed).run(), expected)
+    assert_same(Talk(engine, stopping(n=3), turns=3, seed=seed).run(), expected)
     table = engine._batch.pages
     assert (table.used, table.free) == (0, table.usable)
     table.drop_kept()
