@@ -3,6 +3,7 @@
 import io
 import json
 import os
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -110,7 +111,7 @@ def test_kept_results_are_not_run_again(tmp_path):
     job = RaceJob("dapo", "demo", SMALL, 0, 2, 1)
     kept = {"points": [{"step": 0, "seconds": 0.0, "tokens": 0, "accuracy": 0.5}], "start_seconds": 1.0}
     path = tmp_path / "dapo-0.json"
-    what = json.loads(job.to_json()) | {"config": job.config().resolved()}
+    what = asdict(job) | {"config": job.config().resolved()}
     path.write_text(json.dumps({"job": what, "run": kept}))
     assert _kept_run(job, 1.0, tmp_path) == kept
     with pytest.raises(UserError, match=r"dapo-0\.json is the result of another race; give each race its own"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean, median
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -23,11 +24,15 @@ from rich.text import Text
 from dapo_rl.base.format import counted, percent
 from dapo_rl.engine_specs import ENGINES, engine_spec
 from dapo_rl.errors import UserError
+from dapo_rl.lab.bench.contender import STACK_SIGNAL, ContenderJob
 from dapo_rl.lab.bench.peer_variants import all_variants, installed, variants_of
 from dapo_rl.lab.bench.roofline import Limit, Size, floor_seconds
-from dapo_rl.lab.bench.workload import STACK_SIGNAL, BenchJob, Workload
+from dapo_rl.lab.bench.workload import Workload
 
 PEERS = {"rollout": ("generate", *sorted(ENGINES)), "update": (), "step": ("trl",)}
+OURS = {"rollout": "rollout:measure_engine", "update": "update:measure_update", "step": "step:measure_step"}
+THEIRS = {"generate": "rollout:measure_generate", "trl": "trl:measure_trl"}
+"""Of other peers, which are engines, the function is ours."""
 
 LOG_LINES = 40
 STACK_LINES = 150
@@ -50,11 +55,12 @@ def bench(
     for work in works:
         work.config()
     tell("the machine", None)
-    before = run_ours(BenchJob("limit", works[0]), timeout)
+    limit = ContenderJob("limit", "machine:measure_limit", (works[0],))
+    before = run_ours(limit, timeout)
     works = [replace(work, device=before["device"], dtype=before["dtype"]) for work in works]
     reports = [_compare(work, against, variant, timeout, tell) for work in works]
     tell("the machine", None)
-    after = run_ours(BenchJob("limit", works[0]), timeout)
+    after = run_ours(limit, timeout)
     rates = Limit(**{name: max(before[name], after[name]) for name in Limit.__annotations__})
     for work, report in zip(works, reports, strict=True):
         floor = floor_seconds(work, Size(**report.pop("size")), rates)
@@ -69,7 +75,7 @@ def _compare(work: Workload, against: str | None, variant: str | None, timeout: 
     """Our numbers, and those of a peer."""
     name = work.kind if work.kind == "update" else f"{work.kind}, engine {work.engine}"
     tell(name, None)
-    ours = run_ours(BenchJob("dapo", work), timeout)
+    ours = run_ours(ContenderJob("dapo", OURS[work.kind], (work,)), timeout)
     numbers = _numbers(work, ours)
     tell(name, numbers["seconds"])
     size = ours["facts"]["size"]
@@ -114,7 +120,7 @@ def _peer(work: Workload, name: str, variant: str | None, timeout: float, tell: 
     tried = []
     for each in names:
         tell(f"{name} {each}", None)
-        result = run_contender(BenchJob(name, their_work, each), timeout)
+        result = run_contender(ContenderJob(name, THEIRS.get(name, OURS[work.kind]), (their_work, each)), timeout)
         failed: dict[str, Any] = {name: result[name] for name in ("error", "log") if name in result}
         numbers = failed if "error" in result else _numbers(their_work, result)
         tell(f"{name} {each}", numbers.get("seconds"))
@@ -159,21 +165,9 @@ def _need(package: str, option: str) -> None:
         raise UserError(f"{option}: {package} is not installed; pip install {package}")
 
 
-class ContenderJob(Protocol):
-    """The work of one contender, for a separate process."""
-
-    @property
-    def contender(self) -> str: ...
-
-    def to_json(self) -> str: ...
-
-
-CONTENDER = "dapo_rl.lab.bench.contender"
-
-
-def run_ours(job: ContenderJob, timeout: float, module: str = CONTENDER) -> dict[str, Any]:
+def run_ours(job: ContenderJob, timeout: float) -> dict[str, Any]:
     """The result of a job that must not fail."""
-    result = run_contender(job, timeout, module)
+    result = run_contender(job, timeout)
     if result.get("mistake"):
         raise UserError(result["error"])
     if result.get("timed_out"):
@@ -183,22 +177,21 @@ def run_ours(job: ContenderJob, timeout: float, module: str = CONTENDER) -> dict
     return result
 
 
-def run_contender(job: ContenderJob, timeout: float, module: str = CONTENDER) -> dict[str, Any]:
-    """The job's result, or an `error` with the end of its log. `module` is what its process runs."""
+def run_contender(job: ContenderJob, timeout: float) -> dict[str, Any]:
+    """The job's result, or an `error` with the end of its log."""
     with TemporaryDirectory(prefix="dapo-bench-") as directory:
         answer, log = Path(directory) / "result.json", Path(directory) / "log"
         with log.open("w") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", module, str(answer)],
+                [sys.executable, "-m", "dapo_rl.lab.bench.contender", str(answer)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                text=True,
                 start_new_session=True,
             )
             timed_out = False
             try:
-                process.communicate(job.to_json(), timeout)
+                process.communicate(pickle.dumps(job), timeout)
             except subprocess.TimeoutExpired:
                 timed_out = True
                 _ask_for_stack(process)
@@ -214,14 +207,14 @@ def run_contender(job: ContenderJob, timeout: float, module: str = CONTENDER) ->
         return result | {"log": tail} if "error" in result else result
 
 
-def _ask_for_stack(process: subprocess.Popen[str]) -> None:
+def _ask_for_stack(process: subprocess.Popen[bytes]) -> None:
     """Lets a contender that ran out of time write to its log where it is."""
     with suppress(ProcessLookupError, subprocess.TimeoutExpired):
         process.send_signal(STACK_SIGNAL)
         process.wait(STACK_SECONDS)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     """Kills the process and its children: those of vLLM would keep the GPU's memory."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)

@@ -15,8 +15,9 @@ from rich.text import Text
 from dapo_rl.base.format import counted, percent
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.compare import Tell, run_contender, run_ours
+from dapo_rl.lab.bench.contender import ContenderJob
 from dapo_rl.lab.bench.peer_variants import installed
-from dapo_rl.lab.bench.workload import BenchJob, Workload
+from dapo_rl.lab.bench.workload import Workload
 
 PEER = "trl"
 BACKENDS = {"cpu": "generate", "cuda": "vllm"}
@@ -28,10 +29,10 @@ def compare_episodes(work: Workload, against: str | None, timeout: float, tell: 
     if against not in (None, PEER):
         raise UserError(f"--against: {against!r} is not a peer of `bench episodes`; peers are: {PEER}")
     work.config()
-    facts = run_ours(BenchJob("resolve", work), timeout)
+    facts = run_ours(ContenderJob("resolve", "machine:resolve_work", (work,)), timeout)
     work = replace(work, device=facts["device"], dtype=facts["dtype"])
     tell("episodes", None)
-    ours = run_ours(BenchJob("dapo", work), timeout)
+    ours = run_ours(ContenderJob("dapo", "episodes:measure_episodes", (work,)), timeout)
     seconds, one_turn = median(ours["seconds"]), median(ours["facts"]["one_turn_seconds"])
     tell("episodes", seconds)
     assert work.tools is not None
@@ -94,7 +95,7 @@ def _trl(work: Workload, timeout: float, tell: Tell) -> dict[str, Any]:
     if missing:
         return {**peer, "skipped": f"{' and '.join(missing)} not installed"}
     tell(f"TRL with {backend}", None)
-    result = run_contender(BenchJob(PEER, work, backend), timeout)
+    result = run_contender(ContenderJob(PEER, "episodes_trl:measure_trl_episodes", (work, backend)), timeout)
     if "error" in result:
         return {**peer, "skipped": result["error"], "log": result.get("log", "")}
     facts = result["facts"]

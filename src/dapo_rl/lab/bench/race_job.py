@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-
-from pydantic import TypeAdapter
+from dataclasses import dataclass
 
 from dapo_rl.config import Config
 
@@ -13,7 +10,7 @@ from dapo_rl.config import Config
 @dataclass(frozen=True, slots=True)
 class RaceJob:
     contender: str
-    """`dapo`, `trl`, or `evaluate`, which judges the weights that a contender saved."""
+    """`dapo` or `trl`."""
     recipe: str
     settings: tuple[str, ...]
     seed: int
@@ -33,10 +30,3 @@ class RaceJob:
     def evaluated(self) -> list[int]:
         """The steps after which the policy is evaluated."""
         return sorted({0, *range(self.every, self.steps, self.every), self.steps})
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> RaceJob:
-        return TypeAdapter(cls).validate_json(text)

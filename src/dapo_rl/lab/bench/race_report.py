@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -18,12 +18,13 @@ from dapo_rl.base.files import atomic_write, beside
 from dapo_rl.base.format import counted, percent
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.compare import Tell, run_ours
+from dapo_rl.lab.bench.contender import ContenderJob
 from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS, installed
 from dapo_rl.lab.bench.race_job import RaceJob
 from dapo_rl.palette import BLUE, VERMILION
 
 PEERS = ("trl",)
-MODULE = "dapo_rl.lab.bench.race"
+FUNCTIONS = {"dapo": "race:race_dapo", "trl": "race_trl:race_trl"}
 LABELS = {"dapo": "dapo-rl", "trl": "TRL"}
 COLORS = {"dapo": BLUE, "trl": VERMILION}
 
@@ -92,7 +93,8 @@ def _kept_run(job: RaceJob, timeout: float, results: Path | None) -> dict[str, A
     if results is None:
         return _run(job, timeout)
     path = results / f"{job.contender}-{job.seed}.json"
-    what = json.loads(job.to_json()) | {"config": job.config().resolved()}  # the recipe's file may have changed
+    # With its settings: the recipe's file may have changed.
+    what = json.loads(json.dumps(asdict(job) | {"config": job.config().resolved()}))
     if path.exists():
         kept = json.loads(path.read_text())
         if kept["job"] != what:
@@ -108,10 +110,10 @@ def _kept_run(job: RaceJob, timeout: float, results: Path | None) -> dict[str, A
 def _run(job: RaceJob, timeout: float) -> dict[str, Any]:
     """A contender's seconds, tokens and accuracy after each evaluated step, and the seconds before the first."""
     with TemporaryDirectory(prefix="dapo-race-") as weights:
-        run = run_ours(replace(job, weights=weights), timeout, MODULE)
+        job = replace(job, weights=weights)
+        run = run_ours(ContenderJob(job.contender, FUNCTIONS[job.contender], (job,)), timeout)
         if job.contender != "dapo":
-            judge = replace(job, contender="evaluate", variant="", weights=weights)
-            accuracies = run_ours(judge, timeout, MODULE)["accuracies"]
+            accuracies = run_ours(ContenderJob("evaluate", "race:evaluate_weights", (job,)), timeout)["accuracies"]
             run["points"] = [point | {"accuracy": accuracies[str(point["step"])]} for point in run["points"]]
     return run
 

@@ -71,7 +71,7 @@ def measure_engine(work: Workload, variant: str = "") -> Measurement:
     return result
 
 
-def measure_generate(work: Workload, variant: str = "") -> Measurement:
+def measure_generate(work: Workload, variant: str) -> Measurement:
     """Measures tokens without log-probabilities, which `generate` returns only if it keeps all logits.
 
     It generates a whole batch until its longest sample ends. Only the tokens of the workload count.
@@ -85,7 +85,7 @@ def measure_generate(work: Workload, variant: str = "") -> Measurement:
         min_new_tokens=longest,
         max_new_tokens=longest,
         pad_token_id=pad_id(tokenizer),
-        **GENERATE_VARIANTS[variant or "dynamic-cache"],
+        **GENERATE_VARIANTS[variant],
     )
 
     @torch.inference_mode()

@@ -6,7 +6,6 @@ at a given acceptance rate. Both depend on the prompt alone, so all strategies s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -109,7 +108,7 @@ def simulate(
     }
 
 
-def print_simulation(rows: Iterable[dict[str, Any]], console: Console | None = None) -> None:
+def print_simulation(report: dict[str, Any], console: Console | None = None) -> None:
     console = console or Console()
     console.print(Text("per trained group: generated tokens, engine steps, age in weight versions", style="bold"))
     shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
@@ -118,7 +117,7 @@ def print_simulation(rows: Iterable[dict[str, Any]], console: Console | None = N
     for head in ("tokens", "vs. oracle", "steps", "staleness"):
         shown.add_column(head, justify="right")
     before = None
-    for row in rows:
+    for row in report["rows"]:
         lead = f"{row['acceptance']:.0%}" if row["acceptance"] != before else ""
         before = row["acceptance"]
         forms = {"tokens_per_group": ",.0f", "to_oracle": ".2f", "engine_steps_per_group": ",.0f", "staleness": ".2f"}

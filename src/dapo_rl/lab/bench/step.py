@@ -26,7 +26,7 @@ from dapo_rl.trainer import DAPOTrainer
 PARTS = {"gen": "timing_s/gen", "verify": "timing_s/verify", "update": "timing_s/update"}
 
 
-def measure_step(work: Workload, variant: str = "") -> Measurement:
+def measure_step(work: Workload) -> Measurement:
     config = work.config()
     model, tokenizer = open_model(work.model, torch.float32, work.device, work.seed)
     prompts = random_prompts(tokenizer, work.prompts * (work.rounds + 1), work.prompt_tokens, work.seed)

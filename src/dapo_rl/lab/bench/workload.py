@@ -4,24 +4,18 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import exp, isfinite, log, sqrt
 from random import Random
 from statistics import NormalDist
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
-
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 
 Kind = Literal["rollout", "update", "step", "episodes"]
-
-STACK_SIGNAL = signal.SIGUSR1
-"""On this signal, the process of a contender writes its stack to its log."""
 
 OPTIONS = {
     "seed": "--seed",
@@ -182,23 +176,6 @@ class Workload:
                 "env.timeout_s": 2 * self.tools.longest_s + 60,
             }
         return [f"{key}={json.dumps(value)}" for key, value in settings.items()]
-
-
-@dataclass(frozen=True, slots=True)
-class BenchJob:
-    """The work of one contender, for a separate process."""
-
-    contender: str
-    """`dapo`, `limit`, or a peer: `trl`, `generate`, an engine."""
-    work: Workload
-    variant: str = ""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> BenchJob:
-        return TypeAdapter(cls).validate_json(text)
 
 
 @dataclass(frozen=True, slots=True)
