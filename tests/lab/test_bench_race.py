@@ -13,8 +13,7 @@ from support import dapo
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench import race_report
 from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS
-from dapo_rl.lab.bench.race_job import RaceJob
-from dapo_rl.lab.bench.race_report import _goal, _kept_run, print_race
+from dapo_rl.lab.bench.race_report import RaceJob, _goal, _kept_run, print_race
 from dapo_rl.lab.bench.race_trl import arguments
 
 SMALL = ("sampling.prompts_per_step=4", "sampling.group_size=4", "eval.prompts=8", "model.device=cpu")

@@ -18,7 +18,6 @@ from dapo_rl.base.format import counted
 from dapo_rl.base.quote import cut
 from dapo_rl.board.curves import plain_curve, smooth_curve
 from dapo_rl.board.files import (
-    Remembered,
     UnreadableError,
     as_count,
     as_items,
@@ -76,8 +75,8 @@ class BoardAblation(BoardReport):
 
     def __init__(self, name: str, path: Path, real: str) -> None:
         super().__init__(name, path, real)
-        self._plan = Remembered(self._at("plan.json"), real, _read)
-        self._results = Remembered(self._at("ablation.json"), real, _read)
+        self._plan = self._remembered("plan.json", _read)
+        self._results = self._remembered("ablation.json", _read)
         self._logs: dict[str, MetricsLog] = {}
 
     def row_of(self, runs: RunsByPath) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Any
 from dapo_rl.base.format import counted
 from dapo_rl.board.files import (
     LARGEST_COUNT,
-    Remembered,
     UnreadableError,
     as_count,
     as_items,
@@ -33,7 +32,7 @@ class BoardEvaluation(BoardReport):
 
     def __init__(self, name: str, path: Path, real: str) -> None:
         super().__init__(name, path, real)
-        self._report = Remembered(self._at("evaluation.json"), real, _read)
+        self._report = self._remembered("evaluation.json", _read)
 
     def row_of(self, runs: RunsByPath) -> dict[str, Any]:
         report = self._report.look()

@@ -105,6 +105,31 @@ class Remembered:
             return None, f"cannot be read: {type(error).__name__}"
 
 
+class BoardDirectory:
+    """A directory that the board shows."""
+
+    def __init__(self, name: str, path: Path, real: str | None = None) -> None:
+        self.name, self.path = name, path
+        self.real = real or os.path.realpath(path)
+        """The path after links are resolved."""
+        self._lock = self._remembered(".lock", read_owner)
+
+    def at(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+    def _remembered(self, name: str, read: Callable[[str], Any]) -> Remembered:
+        return Remembered(self.at(name), self.real, read)
+
+    def file(self, *parts: str) -> Path | None:
+        """A file in it; None if it is missing or a link that points out of the directory."""
+        path = os.path.join(self.path, *parts)
+        return Path(path) if regular(path, self.real) else None
+
+    @property
+    def is_written(self) -> bool:
+        return is_alive(self._lock.look())
+
+
 def not_a_file(path: str, inside: str) -> str:
     if os.path.islink(path) and not is_inside(path, inside):
         return "a link that points out of the run directory"

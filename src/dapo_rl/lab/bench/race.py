@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from dapo_rl.lab.bench.race_job import RaceJob
+from dapo_rl.lab.bench.race_report import RaceJob
 from dapo_rl.runs.directory import RunDirectory
 from dapo_rl.runs.display import Display
 from dapo_rl.trainer import DAPOTrainer

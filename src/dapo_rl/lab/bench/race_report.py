@@ -16,17 +16,44 @@ from rich.table import Table
 
 from dapo_rl.base.files import atomic_write, beside
 from dapo_rl.base.format import counted, percent
+from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.compare import Tell, run_ours
 from dapo_rl.lab.bench.contender import ContenderJob
 from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS, installed
-from dapo_rl.lab.bench.race_job import RaceJob
 from dapo_rl.palette import BLUE, VERMILION
 
 PEERS = ("trl",)
 FUNCTIONS = {"dapo": "race:race_dapo", "trl": "race_trl:race_trl"}
 LABELS = {"dapo": "dapo-rl", "trl": "TRL"}
 COLORS = {"dapo": BLUE, "trl": VERMILION}
+
+
+@dataclass(frozen=True, slots=True)
+class RaceJob:
+    """One run of a race."""
+
+    contender: str
+    """`dapo` or `trl`."""
+    recipe: str
+    settings: tuple[str, ...]
+    seed: int
+    steps: int
+    every: int
+    """Steps between evaluations."""
+    variant: str = ""
+    weights: str = ""
+    """Where contenders save weights, in a folder for each step that is evaluated."""
+
+    def config(self, *more: str) -> Config:
+        own = (f"seed={self.seed}", f"train.steps={self.steps}", f"eval.every={self.every}")
+        quiet = (f"checkpoint.every={self.steps + 1}", "checkpoint.save_final=false", "log.rollouts=false")
+        return Config.load(self.recipe, [*self.settings, *own, *quiet, *more])
+
+    @property
+    def evaluated(self) -> list[int]:
+        """The steps after which the policy is evaluated."""
+        return sorted({0, *range(self.every, self.steps, self.every), self.steps})
 
 
 @dataclass(frozen=True, slots=True)

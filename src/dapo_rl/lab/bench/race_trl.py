@@ -21,7 +21,7 @@ from dapo_rl.data import stream_of
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.machine import synchronize
 from dapo_rl.lab.bench.peer_variants import Variant
-from dapo_rl.lab.bench.race_job import RaceJob
+from dapo_rl.lab.bench.race_report import RaceJob
 from dapo_rl.lab.bench.trl import QUIET, trl_trainer, trl_variant
 from dapo_rl.models.load import compute_dtype, load_model, pick_device
 from dapo_rl.models.save import save_model
