@@ -340,7 +340,6 @@ def _entries(arm: BoardArm) -> list[Any]:
 
 
 def _entry(arm: BoardArm, seed: int) -> Mapping[str, Any]:
-    """The entry of a run in ablation.json."""
     return next((entry for entry in _entries(arm) if isinstance(entry, dict) and entry.get("seed") == seed), {})
 
 

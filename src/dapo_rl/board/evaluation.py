@@ -68,7 +68,6 @@ class BoardEvaluation(BoardReport):
 
 
 def _read(path: str) -> dict[str, Any]:
-    """The report with the values that the page shows, checked."""
     found = read_object(path, LARGEST_REPORT)
     models, k = found.get("models"), as_count(found.get("k"))
     if not isinstance(models, list) or not models or not all(isinstance(model, dict) for model in models):

@@ -42,7 +42,6 @@ class UnreadableError(Exception):
 
 
 def identity(path: str) -> Identity | None:
-    """The identity of a path; None if it does not exist."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -197,7 +196,6 @@ def as_items(value: Any, most: int, longest: int = LONGEST_TEXT) -> list[tuple[s
 
 
 def as_time(value: Any) -> float | str | None:
-    """Seconds since 1970, or a date as text."""
     return as_text(value) if isinstance(value, str) else as_number(value)
 
 
@@ -215,7 +213,6 @@ def read_settings(path: str) -> tuple[dict[str, Any], list[str] | None, str | No
 
 
 def read_object(path: str, largest: int) -> dict[str, Any]:
-    """A JSON file that contains an object."""
     try:
         found = json.loads(read_all(path, largest))
     except (ValueError, RecursionError):
@@ -264,7 +261,6 @@ def read_owner(path: str) -> tuple[int, str] | None:
 
 
 def is_alive(owner: tuple[int, str] | None) -> bool:
-    """Whether the process that a lock names is running."""
     if owner is None:
         return False
     process, host = owner

@@ -86,7 +86,6 @@ def _with_shown_outcomes(table: pa.Table) -> pa.Table:
 
 
 def group_of(run: BoardRun, path: Path, draw: int) -> dict[str, Any] | None:
-    """One group with its responses, as text and as tokens."""
     columns = [*OF_A_GROUP, *OF_A_SAMPLE, "prompt", "response", "token_ids", *OF_A_TOKEN]
     columns += ["messages", "turns", *OF_AN_EPISODE]
     table = _with_shown_outcomes(read_table(path, columns, draw, others=True))

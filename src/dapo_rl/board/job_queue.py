@@ -60,7 +60,6 @@ class Job:
             self.problem = f"cannot be started: {error.strerror or error}"
 
     def tail(self) -> str:
-        """The end of the run's output."""
         if self.problem:
             return self.problem
         try:
@@ -112,7 +111,6 @@ class JobQueue:
                 job.stopping = True
 
     def remove(self, name: str) -> None:
-        """Takes a run that waits out of the queue."""
         with self._lock:
             job = self._find_waiting(name)
             del self._jobs[name]
@@ -149,7 +147,6 @@ class JobQueue:
                 job.process.wait()
 
     def _go_on(self) -> None:
-        """Starts the next run if there is room for it."""
         with self._lock:
             while not self._closed and sum(job.is_running for job in self._jobs.values()) < AT_ONCE:
                 job = next((job for job in self._jobs.values() if job.is_waiting), None)

@@ -174,7 +174,6 @@ def _serve_runs(app: FastAPI, catalogue: Catalogue) -> None:
 
     @app.get("/api/record")
     def record(names: Names) -> Plain:
-        """Why a run failed, and its notes."""
         runs = [catalogue.find(name) for name in names]
         return Plain({r.name: {"error": r.error(), "notes": read_notes(r.file("notes.jsonl"))} for r in runs})
 
@@ -194,7 +193,6 @@ def _serve_reports(app: FastAPI, catalogue: Catalogue) -> None:
         points: Annotated[int, Query(ge=10, le=2000)] = 300,
         share: Share = 0.1,
     ) -> Plain:
-        """The curves of an ablation's arms."""
         found = catalogue.report(name)
         if not isinstance(found, BoardAblation):
             raise NoSuchRunError(name)
@@ -288,7 +286,6 @@ def _serve_downloads(app: FastAPI, catalogue: Catalogue) -> None:
 
     @app.get("/api/reports")
     def reports(names: Names) -> Response:
-        """Which of the runs have a report.png."""
         found = [name for name in names if catalogue.find(name).file("report.png")]
         return Plain({"runs": found})
 

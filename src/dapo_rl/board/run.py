@@ -50,8 +50,6 @@ AT_A_TIME = 32 << 20
 
 
 class BoardRun(BoardDirectory):
-    """A run directory with its cached content."""
-
     def __init__(self, name: str, path: Path, real: str | None = None) -> None:
         super().__init__(name, path, real)
         self._settings = self._remembered("config.yaml", read_settings)
@@ -87,7 +85,6 @@ class BoardRun(BoardDirectory):
         return found or {**unknown, "message": f"error.json: {self._error.problem}"}
 
     def rollout_steps(self) -> list[int]:
-        """The steps whose groups were recorded."""
         directory = self.at("rollouts")
         try:
             changed = os.stat(directory).st_mtime_ns
@@ -113,7 +110,6 @@ class BoardRun(BoardDirectory):
         return self.file("rollouts", rollout_name(step))
 
     def why_no_rollout(self, step: int) -> str:
-        """Explains why a step has no rollout file."""
         keep, steps = as_count(self.settings().get("log.keep_rollouts")), self.rollout_steps()
         if keep and steps and step < steps[0]:
             return f"The groups of step {step} were deleted: log.keep_rollouts={keep} keeps those of the newest steps."
@@ -168,7 +164,6 @@ class BoardRun(BoardDirectory):
         return self.summary().get("finished") is True and not os.path.lexists(self.at(".lock"))
 
     def first_row(self) -> dict[str, Any]:
-        """The row before anything is read."""
         return _EMPTY_ROW | {
             "name": self.name,
             "state": "reading",
@@ -177,7 +172,6 @@ class BoardRun(BoardDirectory):
         }
 
     def row(self) -> dict[str, Any]:
-        """The run in the table."""
         self._digest.refresh(AT_A_TIME)
         settings, evaluations = self.settings(), self.evaluations(self._digest)
         figures = {key: as_number(self._digest.latest(name, 10)) for key, name in RECENT.items()}
@@ -258,7 +252,6 @@ _EMPTY_ROW: dict[str, Any] = {
 
 
 def broken_row(run: BoardRun, error: Exception) -> dict[str, Any]:
-    """The row of a run that cannot be read at all."""
     why = problem_line(f"cannot be read: {type(error).__name__}: {error}")
     return _EMPTY_ROW | {"name": run.name, "state": "unreadable", "problem": why}
 

@@ -39,7 +39,6 @@ class Allocation:
     until_done: bool = False
     """Whether the job goes back to the queue at the time limit, until the run is done."""
     more: tuple[str, ...] = ()
-    """Further arguments of sbatch."""
 
 
 def launch_slurm(launch: Launch, allocation: Allocation, dry_run: bool) -> None:

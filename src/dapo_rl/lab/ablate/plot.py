@@ -39,7 +39,6 @@ STYLES = [
 """Colours that colour-blind readers can tell apart, and markers for printing without colour."""
 
 NARROW = 0.75
-"""The width of a panel without names of arms."""
 
 Style = tuple[str, str, str]
 
@@ -98,7 +97,6 @@ def _style(part: str, index: int) -> Style:
 
 
 def _ends(axis: Axes, results: Sequence[ArmResult], styles: Sequence[Style], name: str) -> None:
-    """A quantity of every seed, with the mean and its interval."""
     quantity = COMPARABLE[name]
     for row, (result, (color, marker, line)) in enumerate(zip(results, styles, strict=True)):
         values = [quantity.scale * value for value in result.by_seed(name).values()]

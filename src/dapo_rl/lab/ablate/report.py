@@ -108,7 +108,6 @@ def print_ablation(plan: AblationPlan, results: Sequence[ArmResult], console: Co
 
 
 def difference_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
-    """One row per difference, with the corrected interval."""
     heads = ["arm", "quantity", "difference", "95 %", "corrected", "exact", "d", "detectable"]
     rows = [
         [result.arm.label, COMPARABLE[name].head, *_difference_cells(name, difference)]
@@ -150,7 +149,6 @@ def _correction(plan: AblationPlan) -> str:
 
 
 def ablation_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
-    """One row per arm: means over seeds with their intervals."""
     from_paper = any(result.arm.paper is not None for result in results)
     accuracy, *others = TABLE
     rows = []
@@ -167,13 +165,11 @@ def ablation_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[s
 
 
 def arm_heads(from_paper: bool) -> list[str]:
-    """The headings of the table of arms."""
     accuracy, *others = (quantity.head for quantity in TABLE.values())
     return ["arm", *(["paper"] if from_paper else []), accuracy, "difference", *others, "seeds"]
 
 
 def seed_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
-    """One row per run."""
     heads = ["arm", "seed", "before %", *(quantity.head for quantity in TABLE.values())]
     rows = []
     for result in results:

@@ -32,8 +32,6 @@ State = Literal["waiting", "running", "done", "failed", "stopped"]
 
 
 class ArmRun:
-    """An arm with one seed."""
-
     def __init__(self, out: Path, arm: Arm, seed: int, keep_model: bool = False) -> None:
         """`keep_model`: whether a run that finishes keeps its checkpoints and its model."""
         self.arm, self.seed, self._keep_model = arm, seed, keep_model
@@ -72,7 +70,6 @@ class ArmRun:
         return summary.get("finished") is True and summary.get("steps") == self.steps
 
     def summary(self) -> dict[str, Any]:
-        """The summary; empty if there is none yet."""
         return self.directory.read_summary()
 
     def start(self, threads: int) -> None:
@@ -133,7 +130,6 @@ class ArmRun:
             self.directory.write_summary(summary)
 
     def _follow(self) -> None:
-        """Reads new lines of the run log."""
         self._log.refresh()
         self.step, self.accuracy = self._log.last_step, self._log.latest("eval/accuracy")
 

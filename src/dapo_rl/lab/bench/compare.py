@@ -72,7 +72,6 @@ def bench(
 
 
 def _compare(work: Workload, against: str | None, variant: str | None, timeout: float, tell: Tell) -> dict[str, Any]:
-    """Our numbers, and those of a peer."""
     name = work.kind if work.kind == "update" else f"{work.kind}, engine {work.engine}"
     tell(name, None)
     ours = run_ours(ContenderJob("dapo", OURS[work.kind], (work,)), timeout)

@@ -133,7 +133,6 @@ class _Clock:
 
 
 def _environment(clock: _Clock) -> Any:
-    """An environment in TRL's form."""
 
     class Environment:
         def reset(self, episode: int, **_: Any) -> None:

@@ -40,7 +40,6 @@ class RaceJob:
     seed: int
     steps: int
     every: int
-    """Steps between evaluations."""
     variant: str = ""
     weights: str = ""
     """Where contenders save weights, in a folder for each step that is evaluated."""
@@ -200,7 +199,6 @@ def print_race(report: dict[str, Any], console: Console | None = None) -> None:
 
 
 def draw_race(report: dict[str, Any], path: Path) -> None:
-    """Accuracy over seconds and over tokens, a line for each run."""
     from matplotlib.figure import Figure
 
     from dapo_rl.runs.report_plot import light_grid, percent_tick

@@ -79,7 +79,6 @@ class _Watch(Display):
         return {} if note is None else {"memory_plan": note}
 
     def wall(self) -> dict[str, float]:
-        """The median time from the end of one step to the end of the next."""
         gaps = self.clock.seconds[max(self._work.warmup, 1) :]
         return {"wall": median(gaps)} if gaps else {}
 

@@ -56,9 +56,7 @@ class ToolWork:
     median_s: float
     """Median of the tools' latencies, which are lognormal."""
     longest_s: float
-    """They are cut off here."""
     at_a_time: int
-    """Episodes that are open at a time."""
     sync: bool = False
     """Whether the tool blocks its process."""
     trl_wait_s: float = 120.0
@@ -66,11 +64,9 @@ class ToolWork:
 
     @property
     def calls(self) -> int:
-        """Tool calls of an episode."""
         return self.turns - 1
 
     def latencies(self, seed: int, episodes: int) -> list[list[float]]:
-        """Seconds of the tool calls of each episode."""
         return [[self.latency(seed, i, turn) for turn in range(1, self.turns)] for i in range(episodes)]
 
     def latency(self, seed: int, episode: int, turn: int) -> float:
@@ -105,11 +101,9 @@ class Workload:
     lengths: str = ""
     """The distribution of the lengths; empty if all samples have `tokens` tokens."""
     tools: ToolWork | None = None
-    """For `bench episodes`."""
 
     @property
     def group_lengths(self) -> tuple[tuple[int, ...], ...]:
-        """For each prompt, the lengths of its samples."""
         return draw_lengths(self.lengths or f"fixed:{self.tokens}", self.tokens, self.prompts, self.group, self.seed)
 
     @property
@@ -183,10 +177,8 @@ class Measurement:
     """The report of a contender's process."""
 
     seconds: tuple[float, ...]
-    """One per repeat."""
     peak_memory_bytes: int
     memory: str
-    """How the memory was measured."""
     parts: dict[str, float] = field(default_factory=dict)
     """The parts of the seconds, as medians over the repeats."""
     facts: dict[str, Any] = field(default_factory=dict)

@@ -100,12 +100,10 @@ class Rates:
 
     @property
     def flops(self) -> float:
-        """FLOP/s that a GPU reaches in matrix products."""
         return self.shares.matmul * self.gpu.tflops * 1e12
 
     @property
     def bandwidth(self) -> float:
-        """Bytes/s that a GPU reads from its memory."""
         return self.shares.bandwidth * self.gpu.bandwidth * 1e9
 
     @property
@@ -117,7 +115,6 @@ class Rates:
 
     @property
     def kv_token(self) -> int:
-        """Bytes of the keys and values of one token."""
         return 4 * self.size.layers * self.size.keys
 
     def decode_fixed(self, rows: int) -> float:
@@ -185,8 +182,6 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class UpdateTime:
-    """Seconds of the updates of a step."""
-
     even: float
     """If every rank had the same number of tokens."""
     uneven: float

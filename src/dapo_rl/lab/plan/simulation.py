@@ -32,9 +32,7 @@ TAIL = 0.25
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
     start: float
-    """When its sampling began."""
     sampled: float
-    """When its batch was full."""
     update_start: float
     end: float
     update: UpdateTime
@@ -50,7 +48,6 @@ class WayResult:
     layout: Layout
     steps: tuple[PlannedStep, ...]
     warmup: int
-    """Steps before the ones that count."""
     loads: tuple[Load, ...]
     preempted: int
 
@@ -100,8 +97,6 @@ class WayResult:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """A run on one layout of GPUs."""
-
     memory: GpuMemory
     rates: Rates
     world: World
@@ -111,7 +106,6 @@ class Simulation:
     share: int = 1
     """Simulates one engine in so many, and the same share of the prompts: all engines have the same load."""
     round_size: int = VERL_ROUND
-    """Batches per round."""
 
     def run(self, way: Way) -> WayResult:
         engine, k = self._engine(), self.share
@@ -187,7 +181,6 @@ class Simulation:
 
     @property
     def prompts(self) -> int:
-        """Groups of a step that are simulated."""
         return self.settings.prompts_per_step // self.share
 
     @property
