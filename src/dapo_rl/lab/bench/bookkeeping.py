@@ -125,8 +125,8 @@ def _live_objects() -> int:
     return sys.getallocatedblocks()
 
 
-def print_bookkeeping(result: dict[str, Any], console: Console | None = None) -> None:
-    console = console or Console(highlight=False)
+def print_bookkeeping(result: dict[str, Any]) -> None:
+    console = Console(highlight=False)
     samples = result["prompts"] * result["group"]
     through = f", through {counted(result['engines'], 'engine')} on Ray" if result["engines"] else ""
     console.print(f"bookkeeping: {samples:,} samples of {result['tokens']:,} tokens{through}", style="bold")

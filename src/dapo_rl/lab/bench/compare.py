@@ -16,12 +16,11 @@ from statistics import mean, median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from dapo_rl.base.format import counted, percent
+from dapo_rl.base.table import figure_table
 from dapo_rl.engine_specs import ENGINES, engine_spec
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.contender import STACK_SIGNAL, ContenderJob
@@ -144,7 +143,7 @@ def _numbers(work: Workload, result: dict[str, Any]) -> dict[str, Any]:
 
 def _check_peer(work: Workload, against: str | None, variant: str | None) -> None:
     if package := engine_spec(work.engine).package:
-        _need(package, f"--engine {work.engine}")
+        require_package(package, f"--engine {work.engine}")
     if against is None:
         return
     if against not in PEERS[work.kind]:
@@ -153,13 +152,13 @@ def _check_peer(work: Workload, against: str | None, variant: str | None) -> Non
     if against == work.engine:
         raise UserError(f"--against: {against} is the engine itself; name another with --engine")
     if package := "trl" if against == "trl" else engine_spec(against).package:
-        _need(package, f"--against {against}")
+        require_package(package, f"--against {against}")
     if variant is not None and variant not in all_variants(against):
         there = ", ".join(all_variants(against)) or "none"
         raise UserError(f"--peer-variant: {against} has no variant {variant!r}; there are: {there}")
 
 
-def _need(package: str, option: str) -> None:
+def require_package(package: str, option: str) -> None:
     if not installed(package):
         raise UserError(f"{option}: {package} is not installed; pip install {package}")
 
@@ -220,19 +219,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def print_benchmarks(
-    reports: Sequence[dict[str, Any]], sweep: str | None = None, console: Console | None = None
-) -> None:
-    console = console or Console()
+def print_benchmarks(reports: Sequence[dict[str, Any]], sweep: str | None) -> None:
+    console = Console()
     first = reports[0]
     console.print(Text(_headline(first), style="bold"))
     console.print(Text(_machine(first), style="dim"))
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for head in (sweep, ""):
-        if head is not None:
-            table.add_column(head)
-    for head in ("seconds", "tokens/s", "peak memory", "of the limit", "ratio"):
-        table.add_column(head, justify="right")
+    texts = [sweep, ""] if sweep else [""]
+    table = figure_table(*texts, "seconds", "tokens/s", "peak memory", "of the limit", "ratio", texts=len(texts))
     for report in reports:
         lead = [str(report[sweep])] if sweep else []
         table.add_row(*lead, _name(report), *_cells(report), percent(report["limit"]["share"], 1), "")

@@ -7,12 +7,11 @@ from dataclasses import asdict, replace
 from statistics import mean, median
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from dapo_rl.base.format import counted, percent
+from dapo_rl.base.table import figure_table
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.compare import Tell, run_contender, run_ours
 from dapo_rl.lab.bench.contender import ContenderJob
@@ -106,8 +105,8 @@ def _trl(work: Workload, timeout: float, tell: Tell) -> dict[str, Any]:
     return {**peer, "episodes": facts["episodes"], "waited": facts["waited"], **numbers}
 
 
-def print_episodes(report: dict[str, Any], console: Console | None = None) -> None:
-    console = console or Console()
+def print_episodes(report: dict[str, Any]) -> None:
+    console = Console()
     tools, latencies, machine = report["tools"], report["latencies_s"], report["machine"]
     console.print(
         Text(
@@ -127,10 +126,7 @@ def print_episodes(report: dict[str, Any], console: Console | None = None) -> No
             style="dim",
         )
     )
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("")
-    for head in ("seconds", "tokens/s", "of one turn", "ratio"):
-        table.add_column(head, justify="right")
+    table = figure_table("", "seconds", "tokens/s", "of one turn", "ratio")
     engine = f"dapo, {report['engine']}"
     table.add_row(f"{engine}, in one turn", *_cells(report["one_turn"]), "", "")
     kind = "synchronous" if tools["sync"] else "asynchronous"

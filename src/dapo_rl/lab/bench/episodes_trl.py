@@ -89,14 +89,16 @@ def measure_trl_episodes(work: Workload, variant: str) -> Measurement:
             return clock.seconds
 
         run(0, "never")
-        with PeakMemory(device) as memory:
-            at_once = run(1, "at-once")
-            total = sum(map(sum, latencies))
-            is_measured = total <= tools.trl_wait_s
-            if is_measured:
-                one_by_one = run(2, "one-by-one")
-            else:
-                one_by_one = at_once - sum(map(max, zip(*latencies, strict=True))) + total
+        memory = PeakMemory(device)
+        memory.start()
+        at_once = run(1, "at-once")
+        total = sum(map(sum, latencies))
+        is_measured = total <= tools.trl_wait_s
+        if is_measured:
+            one_by_one = run(2, "one-by-one")
+        else:
+            one_by_one = at_once - sum(map(max, zip(*latencies, strict=True))) + total
+        memory.stop()
     facts = {"size": size, "episodes": count, "at_once_seconds": at_once, "tool_seconds": total, "waited": is_measured}
     return Measurement((one_by_one,), memory.peak, memory.how, facts=facts)
 

@@ -10,17 +10,16 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from dapo_rl.base.files import atomic_write, beside
 from dapo_rl.base.format import counted, percent
+from dapo_rl.base.table import figure_table
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.compare import Tell, run_ours
+from dapo_rl.lab.bench.compare import Tell, require_package, run_ours
 from dapo_rl.lab.bench.contender import ContenderJob
-from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS, installed
+from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS
 from dapo_rl.palette import BLUE, VERMILION
 
 PEERS = ("trl",)
@@ -82,8 +81,7 @@ def run_contenders(race: Race, timeout: float, tell: Tell) -> dict[str, Any]:
     for peer in race.contenders[1:]:
         if peer not in PEERS:
             raise UserError(f"--against: {peer!r} is not a peer of `bench race`; peers are: {', '.join(PEERS)}")
-        if not installed(peer):
-            raise UserError(f"--against {peer}: {peer} is not installed; pip install {peer}")
+        require_package(peer, f"--against {peer}")
         if race.variant not in TRL_VARIANTS:
             raise UserError(
                 f"--peer-variant: {peer} has no variant {race.variant!r}; there are: {', '.join(TRL_VARIANTS)}"
@@ -169,13 +167,8 @@ def print_race(report: dict[str, Any], console: Console | None = None) -> None:
     console.print(
         f"race: {report['recipe']}, {report['model']}, {counted(report['steps'], 'step')}, {seeds}", style="bold"
     )
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("accuracy")
-    for name in names:
-        table.add_column(f"{LABELS[name]}: seconds", justify="right")
-        table.add_column("tokens", justify="right")
-    if len(names) > 1:
-        table.add_column("ratio", justify="right")
+    figures = [head for name in names for head in (f"{LABELS[name]}: seconds", "tokens")]
+    table = figure_table("accuracy", *figures, *(["ratio"] if len(names) > 1 else []))
     for goal in report["goals"]:
         row = [percent(goal["accuracy"])]
         for name in names:
