@@ -29,7 +29,7 @@ from dapo_rl.board.files import (
 from dapo_rl.board.reports import BoardReport, RunsByPath
 from dapo_rl.board.run import ACCURACY, BoardRun, problem_line
 from dapo_rl.config.recipe import flat
-from dapo_rl.lab.ablate.plan import MOST_ARMS, MOST_BYTES
+from dapo_rl.lab.ablate.plan import MOST_ARMS, MOST_BYTES, arms_by_part
 from dapo_rl.lab.ablate.quantities import TABLE
 from dapo_rl.lab.ablate.report import arm_heads
 from dapo_rl.lab.ablate.statistics import INTERVAL
@@ -120,7 +120,9 @@ class BoardAblation(BoardReport):
                 {"name": arm.name, "label": arm.label, "changes": arm.changes, "compared_with": arm.compared_with}
                 for arm in content.arms
             ],
-            "parts": _parts(content.arms),
+            "parts": [
+                {"part": part, "arms": [arm.name for arm in arms]} for part, arms in arms_by_part(content.arms).items()
+            ],
             "table": _table(content.arms),
             "runs": self._runs(content, runs),
         }
@@ -270,19 +272,6 @@ def _steps(arms: Sequence[Mapping[str, Any]]) -> int | None:
     settings = [arm.get("settings") for arm in arms]
     found = {as_count(flat(own).get("train.steps")) if isinstance(own, dict) else None for own in settings}
     return found.pop() if len(found) == 1 else None
-
-
-def _parts(arms: Sequence[BoardArm]) -> list[dict[str, Any]]:
-    """The arms of each half of Table 1; the leave-one-out half starts with the arm that it is compared with."""
-    parts: dict[str, list[str]] = {}
-    for arm in arms:
-        parts.setdefault(arm.part, []).append(arm.name)
-    known = {arm.name: arm for arm in arms}
-    if left_out := parts.get("leave-one-out"):
-        first = known[left_out[0]].compared_with
-        if first in known and first not in left_out:
-            left_out.insert(0, first)
-    return [{"part": part, "arms": names} for part, names in parts.items()]
 
 
 def _table(arms: Sequence[BoardArm]) -> dict[str, Any] | None:

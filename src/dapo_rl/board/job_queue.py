@@ -173,16 +173,15 @@ class JobQueue:
         return job
 
     def _new_directory(self) -> Path:
-        number = 1
+        number = 0
         while True:
+            number += 1
             path = self.directory / f"lab-{number:03d}"
             try:
                 path.mkdir(parents=True)
+                return path
             except FileExistsError:
                 if not self.directory.is_dir():
                     raise UserError(f"{self.directory}: is not a directory; runs cannot be started") from None
-                number += 1
             except OSError as error:
                 raise UserError(f"{path}: cannot be created: {error.strerror}") from None
-            else:
-                return path

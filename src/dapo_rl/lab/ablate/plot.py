@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from dapo_rl.base.files import beside
 from dapo_rl.base.format import counted
-from dapo_rl.lab.ablate.plan import AblationPlan
+from dapo_rl.lab.ablate.plan import AblationPlan, arms_by_part
 from dapo_rl.lab.ablate.quantities import COMPARABLE, DEFAULT_COMPARED
 from dapo_rl.lab.ablate.results import ArmResult, Curve
 from dapo_rl.lab.ablate.statistics import INTERVAL
@@ -50,7 +50,7 @@ def draw_ablation(plan: AblationPlan, results: Sequence[ArmResult], path: Path) 
 
 def ablation_figure(plan: AblationPlan, results: Sequence[ArmResult]) -> Figure:
     by_name = {result.arm.name: result for result in results}
-    parts = plan.parts()
+    parts = arms_by_part(plan.arms)
     heights = [max(3.6, 1.2 + 0.42 * len(arms)) for arms in parts.values()]
     shown = list(dict.fromkeys((*DEFAULT_COMPARED, *plan.compared)))
     widths = [1.0, *(NARROW for _ in shown[1:]), 1.15, 1.15]

@@ -44,10 +44,6 @@ class SeedDifference(TInterval):
     def excludes_zero(self) -> bool:
         return self.corrected_half_width is not None and abs(self.mean) > self.corrected_half_width
 
-    @property
-    def exact_excludes_zero(self) -> bool:
-        return self.exact is not None and not self.exact[0] <= 0 <= self.exact[1]
-
 
 def t_interval(values: Sequence[float]) -> TInterval | None:
     if not values:
