@@ -114,7 +114,7 @@ class BoardAblation(BoardReport):
             "done": done,
             "total": total,
             "interval": INTERVAL,
-            "has_picture": self.has_picture(),
+            "picture": self.picture_version(),
             "problem": self._problem(),
             "arms": [
                 {"name": arm.name, "label": arm.label, "changes": arm.changes, "compared_with": arm.compared_with}

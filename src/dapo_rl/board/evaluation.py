@@ -60,7 +60,7 @@ class BoardEvaluation(BoardReport):
             **report,
             "name": self.name,
             "state": "running" if self.is_written else "finished",
-            "has_picture": self.has_picture(),
+            "picture": self.picture_version(),
         }
 
     def _problem(self) -> str | None:

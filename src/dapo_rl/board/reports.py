@@ -66,8 +66,10 @@ class BoardReport(BoardDirectory, ABC):
             raise UnreadableError(f"{self.picture_name}: not a PNG picture")
         return content
 
-    def has_picture(self) -> bool:
-        return self.file(self.picture_name) is not None
+    def picture_version(self) -> str | None:
+        """Another text when there is another picture; None if there is none."""
+        path = self.file(self.picture_name)
+        return None if path is None else str(identity(str(path)))
 
     def _started(self) -> float | None:
         dates = [found[2] for name in self.files if (found := identity(self.at(name))) is not None]
