@@ -208,23 +208,28 @@ def _serve_reports(app: FastAPI, catalogue: Catalogue) -> None:
 
 def _serve_groups(app: FastAPI, catalogue: Catalogue) -> None:
     @app.get("/api/steps")
-    def steps(name: Name) -> Plain:
-        return Plain({"ranges": ranges(catalogue.find(name).rollout_steps())})
+    def steps(name: Name, step: Annotated[int | None, Query(ge=0, le=10**12)] = None) -> Plain:
+        """The steps with groups, and whether those of one step have been written again."""
+        run = catalogue.find(name)
+        written = {} if step is None else {"written": run.written(step)}
+        return Plain({"ranges": ranges(run.rollout_steps()), **written})
 
     @app.get("/api/groups")
     def groups(name: Name, step: Step) -> Plain:
         run = catalogue.find(name)
         path = run.rollout(step)
-        return Plain({"groups": groups_of(path)} if path else {"groups": [], "why": run.why_no_rollout(step)})
+        if path is None:
+            return Plain({"groups": [], "why": run.why_no_rollout(step)})
+        return Plain({"written": run.written(step), "groups": groups_of(path)})
 
     @app.get("/api/group")
     def group(name: Name, step: Step, draw: Annotated[int, Query(ge=-(10**15), le=10**15)]) -> Plain:
         run = catalogue.find(name)
-        path = run.rollout(step)
+        path, written = run.rollout(step), run.written(step)
         if path is None:
             return _not_found(run.why_no_rollout(step))
         found = group_of(run, path, draw)
-        return Plain(found) if found else _not_found("there is no such group at this step")
+        return Plain({"written": written, **found}) if found else _not_found("there is no such group at this step")
 
     @app.get("/api/search")
     def find(
@@ -257,8 +262,9 @@ def _serve_downloads(app: FastAPI, catalogue: Catalogue) -> None:
     ) -> Response:
         run = catalogue.find(name)
         path = run.rollout(step)
-        found = samples_of(path, wanted, first, limit) if path else {"rows": [], "why": run.why_no_rollout(step)}
-        return Plain(found)
+        if path is None:
+            return Plain({"rows": [], "why": run.why_no_rollout(step)})
+        return Plain({"written": run.written(step), **samples_of(path, wanted, first, limit)})
 
     @app.get("/api/rows.{kind}")
     def rows(kind: str, name: Name, step: Step, wanted: Wanted) -> Response:

@@ -109,6 +109,11 @@ class BoardRun(BoardDirectory):
     def rollout(self, step: int) -> Path | None:
         return self.file("rollouts", rollout_name(step))
 
+    def written(self, step: int) -> str | None:
+        """Another text when the groups of a step are written again; None if there are none."""
+        path = self.rollout(step)
+        return None if path is None else str(identity(str(path)))
+
     def why_no_rollout(self, step: int) -> str:
         keep, steps = as_count(self.settings().get("log.keep_rollouts")), self.rollout_steps()
         if keep and steps and step < steps[0]:
