@@ -13,6 +13,7 @@ from dapo_rl.lab.plan.layout import GpuMemory, Layout
 from dapo_rl.lab.plan.rates import Rates, UpdateTime, update_time
 from dapo_rl.lab.simulated_engine import Load, Replica, SimulatedEngine
 from dapo_rl.lab.simulated_world import EndlessPrompts, NoWeights, SaysSo, World
+from dapo_rl.memory.sizes import trained_parameters
 from dapo_rl.rollout.batch_builder import SampledBatch
 from dapo_rl.rollout.sampler import Sampler
 
@@ -150,6 +151,7 @@ class Simulation:
             epochs=train.epochs_per_step,
             critic=config.has_critic,
             scored=sum(scores),
+            adapters=None if config.model.lora is None else trained_parameters(config, memory.size),
             transfer=self.rates.transfer(memory.layout.gpus),
         )
 
