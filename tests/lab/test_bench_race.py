@@ -11,10 +11,11 @@ from rich.console import Console
 from support import dapo
 
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench import race_report
+from dapo_rl.lab.bench import race_report, race_trl
 from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS
 from dapo_rl.lab.bench.race_report import RaceJob, _goal, _kept_run, print_race
 from dapo_rl.lab.bench.race_trl import arguments
+from dapo_rl.models.tokenizer import build_tokenizer
 
 SMALL = ("sampling.prompts_per_step=4", "sampling.group_size=4", "eval.prompts=8", "model.device=cpu")
 
@@ -104,6 +105,29 @@ def test_samples_of_a_race_end_in_every_variant():
     for name, how in TRL_VARIANTS.items():
         given = arguments(job, job.config(), how, torch.device("cpu"), torch.float32)
         assert given["generation_kwargs"] == {}, name
+
+
+@pytest.mark.slow
+def test_a_peer_without_vllm_ends_at_stop_strings(tmp_path, monkeypatch):
+    pytest.importorskip("trl")
+    sampled = []
+    plain = race_trl.Rewards.__call__
+
+    def recorded(rewards, completions, **columns):
+        sampled.extend(zip(completions, columns["completion_ids"], strict=True))
+        return plain(rewards, completions, **columns)
+
+    monkeypatch.setattr(race_trl.Rewards, "__call__", recorded)
+    settings = (*SMALL, 'sampling.stop=["=", "\\n"]', "sampling.prompts_per_step=8")
+    race_trl.race_trl(RaceJob("trl", "demo", settings, 0, 1, 1, "whole", str(tmp_path)))
+    assert len(sampled) == 32
+    ended = [text for text, _ in sampled if text.endswith(("=", "\n"))]
+    assert len(ended) > 16
+    assert all(text.count("=") + text.count("\n") <= 1 for text, _ in sampled)
+    eos = build_tokenizer().eos_token_id
+    assert all(ids[-1] == eos for text, ids in sampled if text in ended)
+    with pytest.raises(UserError, match="--peer-variant: continuous has no stop strings"):
+        race_trl.race_trl(RaceJob("trl", "demo", settings, 0, 1, 1, "continuous", str(tmp_path)))
 
 
 def test_kept_results_are_not_run_again(tmp_path):

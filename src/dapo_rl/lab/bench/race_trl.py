@@ -70,6 +70,8 @@ def race_trl(job: RaceJob) -> dict[str, Any]:
                 save_model(trained, tokenizer, Path(job.weights) / str(step), dtype)
                 clock.resume()
 
+    if config.sampling.stop and not how.vllm:
+        _end_at_stops(model, tokenizer, config.sampling.stop, job.variant)
     with TemporaryDirectory(prefix="dapo-race-trl-") as directory:
         rows = Dataset.from_dict({"prompt": [prompt.text for prompt in prompts], "row": list(range(len(prompts)))})
         given = arguments(job, config, how, device, dtype)
@@ -79,6 +81,31 @@ def race_trl(job: RaceJob) -> dict[str, Any]:
     verifier.close()
     points = [{"step": 0, "seconds": 0.0, "tokens": 0}, *clock.points]
     return {"points": points, "start_seconds": clock.start_seconds}
+
+
+def _end_at_stops(model: Any, tokenizer: Any, stops: Sequence[str], variant: str) -> None:
+    """Lets `generate` end samples at stop strings: an end-of-sequence token follows, up to which TRL reads a sample."""
+    if variant == "continuous":
+        raise UserError(f"--peer-variant: {variant} has no stop strings, as in sampling.stop; use another")
+    from transformers import LogitsProcessor, LogitsProcessorList, StopStringCriteria
+
+    plain, has_stop = model.generate, StopStringCriteria(tokenizer, list(stops))
+
+    class End(LogitsProcessor):  # type: ignore[misc]
+        def __init__(self, prompt: int) -> None:
+            self._prompt = prompt
+
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            if input_ids.shape[1] > self._prompt:
+                ended = has_stop(input_ids, scores)
+                scores = scores.masked_fill(ended[:, None], -torch.inf)
+                scores[ended, tokenizer.eos_token_id] = 0.0
+            return scores
+
+    def generate(input_ids: torch.Tensor, **more: Any) -> Any:
+        return plain(input_ids=input_ids, logits_processor=LogitsProcessorList([End(input_ids.shape[1])]), **more)
+
+    model.generate = generate
 
 
 def updates_per_step(config: Config) -> int:
