@@ -222,10 +222,6 @@ def read_object(path: str, largest: int) -> dict[str, Any]:
     return found
 
 
-def read_raw_summary(path: str) -> dict[str, Any]:
-    return read_object(path, LARGEST_SUMMARY)
-
-
 def read_error(path: str) -> dict[str, Any]:
     """Why a run failed: `error.json`, which the run writes as it ends."""
     found = read_object(path, LARGEST_ERROR)

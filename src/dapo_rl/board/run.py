@@ -14,6 +14,7 @@ from typing import Any
 from dapo_rl.base.quote import cut, printable
 from dapo_rl.board.files import (
     LARGEST_COUNT,
+    LARGEST_SUMMARY,
     BoardDirectory,
     as_count,
     as_number,
@@ -22,7 +23,7 @@ from dapo_rl.board.files import (
     is_inside,
     not_a_file,
     read_error,
-    read_raw_summary,
+    read_object,
     read_settings,
     wrong_in_summary,
 )
@@ -53,7 +54,7 @@ class BoardRun(BoardDirectory):
     def __init__(self, name: str, path: Path, real: str | None = None) -> None:
         super().__init__(name, path, real)
         self._settings = self._remembered("config.yaml", read_settings)
-        self._summary = self._remembered("summary.json", read_raw_summary)
+        self._summary = self._remembered("summary.json", lambda path: read_object(path, LARGEST_SUMMARY))
         self._error = self._remembered("error.json", read_error)
         self._rollouts: tuple[int, list[int]] = (-1, [])
         self._digest = MetricsLog(lambda: self.file("metrics.jsonl"), {*RECENT.values(), *TOTALS.values(), ACCURACY})

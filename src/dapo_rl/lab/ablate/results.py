@@ -137,7 +137,7 @@ def at_end(curve: Curve, steps: int) -> float | None:
 def _result(run: ArmRun, plan: AblationPlan) -> RunResult:
     if run.state != "done":
         return RunResult(run, None)
-    summary, metrics = run.summary(), run.directory.read_metrics()
+    summary, metrics = run.directory.read_summary(), run.directory.read_metrics()
     found = final_metrics(summary, metrics, plan.to_accuracy)
     if "repetition" in plan.compared:
         found["repetition"] = at_end(repetition_by_step(run.directory), int(summary["steps"]))

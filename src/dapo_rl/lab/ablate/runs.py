@@ -66,11 +66,8 @@ class ArmRun:
                 f"{self.directory.path}: holds a run with different settings: {listed}; move it, or name another "
                 "directory with --out"
             )
-        summary = self.summary()
+        summary = self.directory.read_summary()
         return summary.get("finished") is True and summary.get("steps") == self.steps
-
-    def summary(self) -> dict[str, Any]:
-        return self.directory.read_summary()
 
     def start(self, threads: int) -> None:
         self.recipe_path.parent.mkdir(parents=True, exist_ok=True)
@@ -125,7 +122,7 @@ class ArmRun:
         for path in self.directory.model_path.glob("*"):
             if path.is_file() and path.name != "tokenizer.json":
                 path.unlink()
-        summary = self.summary()
+        summary = self.directory.read_summary()
         if isinstance(paths := summary.get("paths"), dict) and paths.pop("model", None):
             self.directory.write_summary(summary)
 

@@ -53,7 +53,7 @@ def measure_step(work: Workload) -> Measurement:
         peak_memory_bytes=watch.clock.memory.peak,
         memory=watch.clock.memory.how,
         parts={name: median(row[key] for row in rows) for name, key in PARTS.items()} | watch.wall(),
-        facts={"size": asdict(Size.of(model)), **watch.plan()},
+        facts={"size": asdict(Size.of(model)), **watch.plan},
     )
 
 
@@ -71,12 +71,8 @@ class _Watch(Display):
 
     def __init__(self, work: Workload, device: torch.device) -> None:
         self._work, self.clock = work, StepClock(work, device)
-        self._notes: list[str] = []
-
-    def plan(self) -> dict[str, str]:
+        self.plan: dict[str, str] = {}
         """The note on memory savings, if the run needs any to fit into GPU memory."""
-        note = next((note for note in self._notes if note.startswith(NOTE)), None)
-        return {} if note is None else {"memory_plan": note}
 
     def wall(self) -> dict[str, float]:
         gaps = self.clock.seconds[max(self._work.warmup, 1) :]
@@ -91,4 +87,5 @@ class _Watch(Display):
             raise _EnoughError
 
     def note(self, text: str) -> None:
-        self._notes.append(text)
+        if text.startswith(NOTE):
+            self.plan.setdefault("memory_plan", text)
