@@ -54,6 +54,7 @@ class Watcher:
         self._lists = {"reports": "[]", "jobs": dumps(jobs())}
         """Short lists that are sent as a whole when they change."""
         self._messages: deque[tuple[int, bytes]] = deque(maxlen=MESSAGES_KEPT)
+        self._whole: tuple[int, bytes, bytes] = (-1, b"", b"")
         self.version = 0
         """The number of messages; 0 until the first look has published something."""
         self._thread: threading.Thread | None = None
@@ -101,9 +102,13 @@ class Watcher:
                 self._thread.start()
 
     def _everything(self) -> tuple[bytes, bytes]:
-        """A message and a list with all rows."""
-        runs, tail = ",".join(self._rows.values()), _members(self._lists)
-        return _event(f'{{"whole":true,"runs":[{runs}],"gone":[]{tail}}}'), f'{{"runs":[{runs}]{tail}}}'.encode()
+        """A message and a list with all rows, cached for the current version."""
+        if self._whole[0] != self.version:
+            runs = ",".join(self._rows.values())
+            tail = _members(self._lists)
+            whole = f'{{"whole":true,"runs":[{runs}],"gone":[]{tail}}}'
+            self._whole = self.version, _event(whole), f'{{"runs":[{runs}]{tail}}}'.encode()
+        return self._whole[1:]
 
     def _go_on_looking(self) -> None:
         while not self.is_closed:
