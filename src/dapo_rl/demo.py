@@ -16,6 +16,7 @@ from dapo_rl.recipes import packaged_recipe
 
 DEFAULT_RECIPE = packaged_recipe("demo")
 """The demo: the embedded model on arithmetic, without a network or a GPU."""
+MODEL, DATA = ("model", "name"), ("data", "train", "source")
 TINY_NEW_TOKENS = 256
 """`sampling.max_new_tokens` of the embedded model on other data: the default of 1024 exceeds its context of 512."""
 
@@ -43,15 +44,16 @@ def start_from(recipe: Path | None, overrides: Sequence[str]) -> StartingPoint:
     if recipe is not None:
         return StartingPoint(recipe, tuple(overrides))
     demo = read_recipe(DEFAULT_RECIPE)
-    model, data = _model(demo), _source(demo)
+    model, data = _at(demo, *MODEL), _at(demo, *DATA)
     override(demo, overrides)
-    if (_model(demo), _source(demo)) == (model, data):
+    same_model, same_data = _at(demo, *MODEL) == model, _at(demo, *DATA) == data
+    if same_model and same_data:
         return StartingPoint(DEFAULT_RECIPE, tuple(overrides))
-    if _model(demo) == model:
+    if same_model:
         return StartingPoint(None, (f"sampling.max_new_tokens={TINY_NEW_TOKENS}", *overrides), custom=True)
     names_data = any(word.partition("=")[0].strip().startswith("data.train") for word in overrides)
-    same_data = (f"data.train={data}",) if names_data and _source(demo) == data else ()  # by its parameters alone
-    return StartingPoint(None, (*same_data, *overrides), custom=True)
+    source = (f"data.train={data}",) if names_data and same_data else ()  # named by its parameters alone
+    return StartingPoint(None, (*source, *overrides), custom=True)
 
 
 def chosen_settings(config: Config) -> str:
@@ -72,12 +74,8 @@ def chosen_settings(config: Config) -> str:
     )
 
 
-def _model(settings: dict[str, Any]) -> Any:
-    model = settings.get("model")
-    return model.get("name") if isinstance(model, dict) else model
-
-
-def _source(settings: dict[str, Any]) -> Any:
-    data = settings.get("data")
-    train = data.get("train") if isinstance(data, dict) else data
-    return train.get("source") if isinstance(train, dict) else train
+def _at(settings: Any, *keys: str) -> Any:
+    """The value below these keys, or above them the one that stands for the whole section."""
+    for key in keys:
+        settings = settings.get(key) if isinstance(settings, dict) else settings
+    return settings

@@ -212,7 +212,7 @@ def test_the_pictures(client, root):
     (root / "exam" / "evaluation.png").unlink()
     (root / "exam" / "evaluation.png").symlink_to("/etc/hostname")
     assert client.get("/api/picture?name=exam").status_code == 404
-    assert client.get("/api/report?name=exam").json()["has_picture"] is False
+    assert client.get("/api/report?name=exam").json()["picture"] is None
 
 
 @pytest.mark.parametrize("name", ["", "../runs/study", "plain", "study/", "/etc", "study/ablation.json"])

@@ -17,7 +17,8 @@ import uvicorn
 import yaml
 from board_runs import HOSTILE, finish, make_run, metrics_of
 
-from dapo_rl.board import job_queue, routes
+from dapo_rl.base import process
+from dapo_rl.board import routes
 from dapo_rl.board.catalogue import Catalogue
 from dapo_rl.board.launcher import Launcher
 
@@ -59,7 +60,7 @@ def runs(tmp_path):
 @pytest.fixture
 def quick_jobs(monkeypatch):
     """The Lab's runs start in milliseconds."""
-    monkeypatch.setattr(job_queue, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": forked.Popen}))
+    monkeypatch.setattr(process, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": forked.Popen}))
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 import uvicorn
-from board_reports import ARMS, make_ablation, make_evaluation
+from board_reports import ARMS, make_ablation, make_evaluation, png
 from board_runs import HOSTILE, make_run
 from test_browser import (  # noqa: F401  (`browser` and `quick_jobs` are fixtures)
     CHROMIUM,
@@ -93,6 +93,33 @@ def test_an_ablation(browser, address):  # noqa: F811
         page.get_by_label("Back to the list").click()
         page.get_by_label("Filter runs").fill("ablation")
         expect(page.locator("table.runs tbody tr")).to_have_count(1)
+
+
+def test_the_picture_is_fetched_when_it_changes(browser, root, address):  # noqa: F811
+    with opened(browser, address, "#/ablation?name=study") as page:
+        expect(page.locator(".picture img")).to_be_visible()
+        wait_until(lambda: page.evaluate("document.querySelector('.picture img').naturalWidth") == 60)
+        fetched = []
+        page.on("request", lambda request: fetched.append(request.url) if "/api/picture" in request.url else None)
+
+        def draw_again():
+            with page.expect_response(re.compile("/api/arms")):
+                page.evaluate(
+                    """async () => {
+                        const names = performance.getEntriesByType("resource").map((entry) => entry.name);
+                        const { tell } = await import(names.find((name) => name.includes("/store.js")));
+                        tell(new Set(["ablation study"]));
+                    }"""
+                )
+            page.wait_for_timeout(300)
+
+        for _ in range(2):
+            draw_again()
+        assert fetched == []
+        (root / "study" / "ablation.png").write_bytes(png(width=70))
+        draw_again()
+        wait_until(lambda: page.evaluate("document.querySelector('.picture img').naturalWidth") == 70)
+        assert len(fetched) == 1
 
 
 def test_the_band_covers_the_range_over_seeds(browser, address):  # noqa: F811

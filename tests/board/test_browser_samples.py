@@ -15,7 +15,7 @@ from board_runs import HOSTILE, finish, kept, make_group, make_run, metrics_of
 from support import REPOSITORY
 from test_browser import CHROMIUM, DESKTOP, PHONE, browser, expect, opened, served  # noqa: F401
 
-from dapo_rl.runs.directory import GroupRow
+from dapo_rl.runs.directory import GroupRow, RunDirectory
 from dapo_rl.types import Verdict
 
 pytestmark = [
@@ -401,6 +401,25 @@ def test_downloads_of_a_chart(browser, address):  # noqa: F811
         assert {line.get("stroke") for line in lines} == {"#3b6fd4"}  # the colour for light paper
         name, content = download(page, menu, "PNG")
         assert (name, struct.unpack(">II", content[16:24])) == ("acc-mean.png", (2160, 1260))
+
+
+@pytest.mark.parametrize("mode", ["groups", "samples"])
+def test_a_step_that_is_written_again_is_shown_again(browser, runs, address, mode):  # noqa: F811
+    """A resumed run writes the steps after its checkpoint again."""
+    with opened(browser, address, f"#/groups?run=a&step=2&draw=20&sample=0&list={mode}") as page:
+        page.get_by_label("Colour tokens by").select_option("none")
+        text = page.locator('.detail [data-sample="0"] .text')
+        expect(text).to_have_text("Is it A+B? a+b is (2)")
+        RunDirectory(runs / "a").write_rollouts(2, [kept(make_group(20, [("I know 2", True), ("no", False)]))])
+        page.evaluate(
+            """async () => {
+                const names = performance.getEntriesByType("resource").map((entry) => entry.name);
+                const { tell } = await import(names.find((name) => name.includes("/store.js")));
+                tell(new Set(["a"]));
+            }"""
+        )
+        expect(text).to_have_text("I know 2")
+        assert "step=2&draw=20&sample=0" in page.url
 
 
 def test_a_picture_of_hostile_names(browser, runs, address):  # noqa: F811

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dapo_rl.cli import DEFAULT_RECIPE
 from dapo_rl.errors import UserError
-from dapo_rl.lab.ablate.plan import AblationPlan, grid, paper_table
+from dapo_rl.lab.ablate.plan import AblationPlan, arms_by_part, grid, paper_table
 
 PLANS = {"table": paper_table(DEFAULT_RECIPE, [], 2), "grid": grid(DEFAULT_RECIPE, [], 1, ["train.lr=1e-4,1e-5"])}
 WRONG = [None, True, -1, 10**30, 0.5, "", "x", "../../x", "/etc", [], {}, [1], {"x": 1}]
@@ -22,7 +22,7 @@ def load(path):
     except UserError as error:
         line = str(error)
     else:
-        assert plan.parts()
+        assert arms_by_part(plan.arms)
         assert all(not os.path.isabs(arm.directory) and ".." not in arm.directory for arm in plan.arms)
         return [arm.config(seed) for arm in plan.arms for seed in plan.seeds]
     assert line.startswith(f"{path}: cannot be read as the plan of an ablation")

@@ -12,10 +12,11 @@ from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.bench_cli import app
-from dapo_rl.lab.bench.compare import run_contender
+from dapo_rl.lab.bench.compare import OURS, run_contender
+from dapo_rl.lab.bench.contender import ContenderJob
 from dapo_rl.lab.bench.roofline import Limit, Size, rollout_floor, update_floor
 from dapo_rl.lab.bench.update import _samples
-from dapo_rl.lab.bench.workload import SIGMA, BenchJob, Workload, draw_lengths, fixed_length, longest_length
+from dapo_rl.lab.bench.workload import SIGMA, Workload, draw_lengths, fixed_length, longest_length
 
 
 def work(**changes):
@@ -194,16 +195,14 @@ def test_an_update_trains_on_samples_of_these_lengths(chosen):
     assert chosen.response_tokens == 7
 
 
-def test_a_job_with_lengths_survives_the_way_to_its_process():
-    job = BenchJob("dapo", work(lengths="lognormal:20", tokens=64, prompts=2, group=3))
-    again = BenchJob.from_json(job.to_json())
-    assert again == job
-    assert again.work.group_lengths == ((34, 24, 27), (10, 22, 18))
-    assert again.work.config().sampling.max_new_tokens == 64
+def test_drawn_lengths_set_the_cap_of_a_run():
+    again = work(lengths="lognormal:20", tokens=64, prompts=2, group=3)
+    assert again.group_lengths == ((34, 24, 27), (10, 22, 18))
+    assert again.config().sampling.max_new_tokens == 64
 
 
 @pytest.mark.slow
 def test_a_contender_that_runs_out_of_time_leaves_its_stack():
-    result = run_contender(BenchJob("dapo", work(tokens=400, repeats=10**6)), timeout=10)
+    result = run_contender(ContenderJob("dapo", OURS["rollout"], (work(tokens=400, repeats=10**6),)), timeout=10)
     assert result["error"] == "took longer than 10 s"
     assert "most recent call first" in result["log"]

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+from dataclasses import asdict
 
 import pytest
 import torch
@@ -10,11 +11,11 @@ from rich.console import Console
 from support import dapo
 
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench import race_report
+from dapo_rl.lab.bench import race_report, race_trl
 from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS
-from dapo_rl.lab.bench.race_job import RaceJob
-from dapo_rl.lab.bench.race_report import _goal, _kept_run, print_race
+from dapo_rl.lab.bench.race_report import RaceJob, _goal, _kept_run, print_race
 from dapo_rl.lab.bench.race_trl import arguments
+from dapo_rl.models.tokenizer import build_tokenizer
 
 SMALL = ("sampling.prompts_per_step=4", "sampling.group_size=4", "eval.prompts=8", "model.device=cpu")
 
@@ -106,11 +107,34 @@ def test_samples_of_a_race_end_in_every_variant():
         assert given["generation_kwargs"] == {}, name
 
 
+@pytest.mark.slow
+def test_a_peer_without_vllm_ends_at_stop_strings(tmp_path, monkeypatch):
+    pytest.importorskip("trl")
+    sampled = []
+    plain = race_trl.Rewards.__call__
+
+    def recorded(rewards, completions, **columns):
+        sampled.extend(zip(completions, columns["completion_ids"], strict=True))
+        return plain(rewards, completions, **columns)
+
+    monkeypatch.setattr(race_trl.Rewards, "__call__", recorded)
+    settings = (*SMALL, 'sampling.stop=["=", "\\n"]', "sampling.prompts_per_step=8")
+    race_trl.race_trl(RaceJob("trl", "demo", settings, 0, 1, 1, "whole", str(tmp_path)))
+    assert len(sampled) == 32
+    ended = [text for text, _ in sampled if text.endswith(("=", "\n"))]
+    assert len(ended) > 16
+    assert all(text.count("=") + text.count("\n") <= 1 for text, _ in sampled)
+    eos = build_tokenizer().eos_token_id
+    assert all(ids[-1] == eos for text, ids in sampled if text in ended)
+    with pytest.raises(UserError, match="--peer-variant: continuous has no stop strings"):
+        race_trl.race_trl(RaceJob("trl", "demo", settings, 0, 1, 1, "continuous", str(tmp_path)))
+
+
 def test_kept_results_are_not_run_again(tmp_path):
     job = RaceJob("dapo", "demo", SMALL, 0, 2, 1)
     kept = {"points": [{"step": 0, "seconds": 0.0, "tokens": 0, "accuracy": 0.5}], "start_seconds": 1.0}
     path = tmp_path / "dapo-0.json"
-    what = json.loads(job.to_json()) | {"config": job.config().resolved()}
+    what = asdict(job) | {"config": job.config().resolved()}
     path.write_text(json.dumps({"job": what, "run": kept}))
     assert _kept_run(job, 1.0, tmp_path) == kept
     with pytest.raises(UserError, match=r"dapo-0\.json is the result of another race; give each race its own"):

@@ -64,7 +64,7 @@ def test_a_strategy_that_trains_on_nothing_has_no_cost_per_group(capsys):
     row = simulate(0.01, "rounds of 1, ms-swift", **how)
     assert (row["trained_groups"], row["tokens_per_group"], row["to_oracle"]) == (0, None, None)
     json.dumps(row, allow_nan=False)
-    print_simulation([row])
+    print_simulation({"rows": [row]})
     assert capsys.readouterr().out.split()[-4:] == ["-", "-", "-", "-"]
 
 

@@ -1,7 +1,5 @@
 """Shapes, their tokenizer and prompts, and the floor under a time."""
 
-import json
-
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
@@ -10,7 +8,7 @@ from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.model_shapes import SHAPES, check_model, random_prompts, shape_config, synthetic_tokenizer
 from dapo_rl.lab.bench.peer_variants import all_variants, variants_of, vllm_options
 from dapo_rl.lab.bench.roofline import Limit, Size, rollout_floor, update_floor
-from dapo_rl.lab.bench.workload import BenchJob, Workload
+from dapo_rl.lab.bench.workload import Workload
 from dapo_rl.models.load import TINY
 from dapo_rl.train.disk_space import DiskNeed
 
@@ -112,12 +110,6 @@ def test_the_floor_of_an_update_by_hand():
     prompt, response = 2 * 5, 2 * 3 * 4
     forward = 2 * 10 * (prompt + response) + 2 * 4 * response + 4 * 2 * prompt * 2.5 + 4 * 2 * response * (5 + 2)
     assert update_floor(work(), size, Limit(1.0, 1.0)) == 3 * forward
-
-
-def test_a_job_survives_the_way_to_its_process():
-    job = BenchJob("trl", work(settings=("train.lr=1e-5",)), "whole")
-    assert BenchJob.from_json(job.to_json()) == job
-    assert json.loads(job.to_json())["work"]["prompts"] == 2
 
 
 def test_the_settings_of_a_run_do_the_work_and_what_the_user_names_wins():

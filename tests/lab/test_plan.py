@@ -306,6 +306,35 @@ def test_what_scores_the_batch_before_the_update_takes_a_forward_pass():
     assert update("algo.kl_coef=0.01", "algo.proximal=recomputed").even == pytest.approx(plain.even * 5 / 3)
 
 
+def test_adapters_are_trained_without_gradients_of_the_weights():
+    rates, adapters = Rates(KNOWN["qwen2.5-7b"], SPECS["h200"], shares=IDEAL), 10**8
+    for recompute, flop in ((False, 4), (True, 6)):
+        seconds = (flop * 7_070_285_824 + (flop + 2) * adapters) * 1000 / 989e12
+        assert rates.update(1000, 0, recompute, adapters) == pytest.approx(seconds)
+    assert rates.optimizer(1, adapters) == pytest.approx(rates.optimizer(1) * adapters / 7_615_616_512)
+    # Weights are gathered twice in bfloat16, and only gradients of the adapters are added up in float32.
+    assert rates.gradients(1, 8, adapters) == pytest.approx(rates.gather(4 * (7_615_616_512 + adapters), 8))
+
+
+def test_a_plan_of_lora_has_shorter_updates():
+    def update(*overrides):
+        return simulation(small(*overrides), Layout(2), steps=1, warmup=0).run("rounds").steps[0].update
+
+    full, lora = update(), update("model.lora.rank=16")
+    assert 0.6 * full.even < lora.even < 0.8 * full.even
+    assert lora.optimizer < 0.02 * full.optimizer
+    assert lora.transfer == full.transfer
+
+
+def test_the_critic_of_a_policy_with_adapters_is_trained_whole():
+    rates, adapters = Rates(KNOWN["qwen2.5-7b"], SPECS["h200"], shares=IDEAL), 10**8
+    how = {"gpus": 2, "token_budget": 10**6, "recompute": False, "mini_batches": 1, "adapters": adapters}
+    alone, both = (update_time(rates, [9, 1, 4, 6], 0, critic=c, **how) for c in (False, True))
+    whole = update_time(rates, [9, 1, 4, 6], 0, **how | {"adapters": None})
+    assert both.even == pytest.approx(alone.even + whole.even * 4 / 3)
+    assert both.optimizer == pytest.approx(alone.optimizer + whole.optimizer)
+
+
 # Memory
 
 

@@ -18,7 +18,6 @@ from dapo_rl.base.format import counted
 from dapo_rl.base.quote import cut
 from dapo_rl.board.curves import plain_curve, smooth_curve
 from dapo_rl.board.files import (
-    Remembered,
     UnreadableError,
     as_count,
     as_items,
@@ -30,7 +29,7 @@ from dapo_rl.board.files import (
 from dapo_rl.board.reports import BoardReport, RunsByPath
 from dapo_rl.board.run import ACCURACY, BoardRun, problem_line
 from dapo_rl.config.recipe import flat
-from dapo_rl.lab.ablate.plan import MOST_ARMS, MOST_BYTES
+from dapo_rl.lab.ablate.plan import MOST_ARMS, MOST_BYTES, arms_by_part
 from dapo_rl.lab.ablate.quantities import TABLE
 from dapo_rl.lab.ablate.report import arm_heads
 from dapo_rl.lab.ablate.statistics import INTERVAL
@@ -76,8 +75,8 @@ class BoardAblation(BoardReport):
 
     def __init__(self, name: str, path: Path, real: str) -> None:
         super().__init__(name, path, real)
-        self._plan = Remembered(self._at("plan.json"), real, _read)
-        self._results = Remembered(self._at("ablation.json"), real, _read)
+        self._plan = self._remembered("plan.json", _read)
+        self._results = self._remembered("ablation.json", _read)
         self._logs: dict[str, MetricsLog] = {}
 
     def row_of(self, runs: RunsByPath) -> dict[str, Any]:
@@ -115,13 +114,15 @@ class BoardAblation(BoardReport):
             "done": done,
             "total": total,
             "interval": INTERVAL,
-            "has_picture": self.has_picture(),
+            "picture": self.picture_version(),
             "problem": self._problem(),
             "arms": [
                 {"name": arm.name, "label": arm.label, "changes": arm.changes, "compared_with": arm.compared_with}
                 for arm in content.arms
             ],
-            "parts": _parts(content.arms),
+            "parts": [
+                {"part": part, "arms": [arm.name for arm in arms]} for part, arms in arms_by_part(content.arms).items()
+            ],
             "table": _table(content.arms),
             "runs": self._runs(content, runs),
         }
@@ -273,19 +274,6 @@ def _steps(arms: Sequence[Mapping[str, Any]]) -> int | None:
     return found.pop() if len(found) == 1 else None
 
 
-def _parts(arms: Sequence[BoardArm]) -> list[dict[str, Any]]:
-    """The arms of each half of Table 1; the leave-one-out half starts with the arm that it is compared with."""
-    parts: dict[str, list[str]] = {}
-    for arm in arms:
-        parts.setdefault(arm.part, []).append(arm.name)
-    known = {arm.name: arm for arm in arms}
-    if left_out := parts.get("leave-one-out"):
-        first = known[left_out[0]].compared_with
-        if first in known and first not in left_out:
-            left_out.insert(0, first)
-    return [{"part": part, "arms": names} for part, names in parts.items()]
-
-
 def _table(arms: Sequence[BoardArm]) -> dict[str, Any] | None:
     """The table of the report: means over seeds, with the intervals of accuracy and of the difference, or their ranges
     over few seeds. Those of other quantities are in the tooltips."""
@@ -341,7 +329,6 @@ def _entries(arm: BoardArm) -> list[Any]:
 
 
 def _entry(arm: BoardArm, seed: int) -> Mapping[str, Any]:
-    """The entry of a run in ablation.json."""
     return next((entry for entry in _entries(arm) if isinstance(entry, dict) and entry.get("seed") == seed), {})
 
 

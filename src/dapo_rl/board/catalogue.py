@@ -35,8 +35,6 @@ class NoSuchRunError(LookupError):
 
 
 class Catalogue:
-    """The runs under the directories that the board was started with."""
-
     def __init__(self, roots: Sequence[Path]) -> None:
         self._roots = list(roots)
         self._known: dict[str, BoardRun | BoardReport] = {}
@@ -67,7 +65,6 @@ class Catalogue:
         return run
 
     def reports(self, fresh_for: float = SCAN_SECONDS) -> dict[str, BoardReport]:
-        """Ablations and evaluations."""
         self.runs(fresh_for)
         return self._reports
 
@@ -140,7 +137,6 @@ class Catalogue:
 
 
 def _look_into(directory: str) -> tuple[list[str], type[BoardReport] | None]:
-    """The subdirectories, and the kind of report that the directory contains, if any."""
     try:
         with os.scandir(directory) as entries:
             listed = list(entries)

@@ -11,9 +11,7 @@ from dapo_rl.board.detokenize import pieces
 OF_AN_EPISODE = ("policy_turns", "tool_calls", "tool_errors", "env_wait_s", "env_reward", "forks")
 MOST_TURNS = MOST_MESSAGES = 2000
 MOST_CALLS = 100
-"""Tool calls of a message."""
 LONGEST_TEXT = 100_000
-"""Characters of a message."""
 
 
 def turns_of(row: Mapping[str, Any], tokenizer: Any, ids: Sequence[int]) -> tuple[list[Any], list[tuple[str, int]]]:

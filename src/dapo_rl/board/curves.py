@@ -46,7 +46,6 @@ def smooth_curve(steps: Floats, values: Floats, share: float, points: int) -> tu
 def curve(
     log: MetricsLog, name: str, *, points: int, share: float, first: float = -math.inf, last: float = math.inf
 ) -> dict[str, Any]:
-    """A metric for the page: the raw line and the smoothed one."""
     steps, values = log.column(name, first, last)
     with np.errstate(over="ignore", invalid="ignore"):  # sums of values that no run would write
         return {
@@ -65,5 +64,4 @@ def with_start(curve: dict[str, Any], evaluations: Mapping[int, float]) -> dict[
 
 
 def plain_curve(steps: Floats, values: Floats) -> list[list[float]]:
-    """Steps and values as JSON has them."""
     return [[int(step) for step in steps], [float(f"{value:.6g}") for value in values]]

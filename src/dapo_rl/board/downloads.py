@@ -40,7 +40,6 @@ def file_name(name: str) -> str:
 
 
 def curve_points(run: BoardRun, metric: str, share: float, first: float, last: float) -> Iterator[tuple[Any, ...]]:
-    """All points of a curve, raw and smoothed."""
     steps, values = run.log.column(metric, first, last)
     if metric == ACCURACY and first <= 0 and (not len(steps) or steps[0] > 0) and 0 in (known := run.evaluations()):
         yield run.name, metric, 0, known[0], known[0]

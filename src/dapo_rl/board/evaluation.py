@@ -9,7 +9,6 @@ from typing import Any
 from dapo_rl.base.format import counted
 from dapo_rl.board.files import (
     LARGEST_COUNT,
-    Remembered,
     UnreadableError,
     as_count,
     as_items,
@@ -33,7 +32,7 @@ class BoardEvaluation(BoardReport):
 
     def __init__(self, name: str, path: Path, real: str) -> None:
         super().__init__(name, path, real)
-        self._report = Remembered(self._at("evaluation.json"), real, _read)
+        self._report = self._remembered("evaluation.json", _read)
 
     def row_of(self, runs: RunsByPath) -> dict[str, Any]:
         report = self._report.look()
@@ -61,7 +60,7 @@ class BoardEvaluation(BoardReport):
             **report,
             "name": self.name,
             "state": "running" if self.is_written else "finished",
-            "has_picture": self.has_picture(),
+            "picture": self.picture_version(),
         }
 
     def _problem(self) -> str | None:
@@ -69,7 +68,6 @@ class BoardEvaluation(BoardReport):
 
 
 def _read(path: str) -> dict[str, Any]:
-    """The report with the values that the page shows, checked."""
     found = read_object(path, LARGEST_REPORT)
     models, k = found.get("models"), as_count(found.get("k"))
     if not isinstance(models, list) or not models or not all(isinstance(model, dict) for model in models):

@@ -42,7 +42,6 @@ class UnreadableError(Exception):
 
 
 def identity(path: str) -> Identity | None:
-    """The identity of a path; None if it does not exist."""
     try:
         found = os.stat(path)
     except (OSError, ValueError):
@@ -103,6 +102,31 @@ class Remembered:
             return None, error.strerror or str(error)
         except Exception as error:  # untrusted content may raise anything; it concerns only this file
             return None, f"cannot be read: {type(error).__name__}"
+
+
+class BoardDirectory:
+    """A directory that the board shows."""
+
+    def __init__(self, name: str, path: Path, real: str | None = None) -> None:
+        self.name, self.path = name, path
+        self.real = real or os.path.realpath(path)
+        """The path after links are resolved."""
+        self._lock = self._remembered(".lock", read_owner)
+
+    def at(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+    def _remembered(self, name: str, read: Callable[[str], Any]) -> Remembered:
+        return Remembered(self.at(name), self.real, read)
+
+    def file(self, *parts: str) -> Path | None:
+        """A file in it; None if it is missing or a link that points out of the directory."""
+        path = os.path.join(self.path, *parts)
+        return Path(path) if regular(path, self.real) else None
+
+    @property
+    def is_written(self) -> bool:
+        return is_alive(self._lock.look())
 
 
 def not_a_file(path: str, inside: str) -> str:
@@ -172,7 +196,6 @@ def as_items(value: Any, most: int, longest: int = LONGEST_TEXT) -> list[tuple[s
 
 
 def as_time(value: Any) -> float | str | None:
-    """Seconds since 1970, or a date as text."""
     return as_text(value) if isinstance(value, str) else as_number(value)
 
 
@@ -190,7 +213,6 @@ def read_settings(path: str) -> tuple[dict[str, Any], list[str] | None, str | No
 
 
 def read_object(path: str, largest: int) -> dict[str, Any]:
-    """A JSON file that contains an object."""
     try:
         found = json.loads(read_all(path, largest))
     except (ValueError, RecursionError):
@@ -198,10 +220,6 @@ def read_object(path: str, largest: int) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UnreadableError(f"not an object but a {type(found).__name__}")
     return found
-
-
-def read_raw_summary(path: str) -> dict[str, Any]:
-    return read_object(path, LARGEST_SUMMARY)
 
 
 def read_error(path: str) -> dict[str, Any]:
@@ -239,7 +257,6 @@ def read_owner(path: str) -> tuple[int, str] | None:
 
 
 def is_alive(owner: tuple[int, str] | None) -> bool:
-    """Whether the process that a lock names is running."""
     if owner is None:
         return False
     process, host = owner

@@ -31,6 +31,14 @@ OF_A_TOKEN = ("logps", "train_logps", "entropies", "clipped", "values", "advanta
 """Columns with a value per token: at sampling, in the last update, and from a critic. `clipped` names the bound: 0
 none, 1 the upper, 2 the lower, 3 dual clip's. Runs of older versions lack some of them."""
 COLOURS = ("logp", "ratio", "clipped", "entropy", "value")
+BY_PIECE: dict[str, tuple[str, Callable[[list[float]], float]]] = {
+    "logp": ("logps", sum),
+    "clipped": ("clipped", max),
+    "entropy": ("entropies", max),
+    "value": ("values", lambda part: part[0]),  # before the piece
+    "advantages": ("advantages", lambda part: max(part, key=abs)),
+}
+"""The column of each figure, and how those of a piece with several tokens become one."""
 PROMPT_SHOWN = 400
 WORTH_CUTTING = 40
 """Text shared by all prompts of a step is omitted from the list if it has at least this many characters."""
@@ -86,7 +94,6 @@ def _with_shown_outcomes(table: pa.Table) -> pa.Table:
 
 
 def group_of(run: BoardRun, path: Path, draw: int) -> dict[str, Any] | None:
-    """One group with its responses, as text and as tokens."""
     columns = [*OF_A_GROUP, *OF_A_SAMPLE, "prompt", "response", "token_ids", *OF_A_TOKEN]
     columns += ["messages", "turns", *OF_AN_EPISODE]
     table = _with_shown_outcomes(read_table(path, columns, draw, others=True))
@@ -113,19 +120,12 @@ def _sample(row: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     sample = {**{key: row[key] for key in (*OF_A_SAMPLE, "response")}, "ids": ids, "pieces": [list(p) for p in cut]}
     if turns:
         sample |= {"turns": turns, **{key: row[key] for key in OF_AN_EPISODE}}
-    if sampled := row["logps"]:
-        sample["logp"] = _by_piece(sampled, counts, sum)
-        if trained := row["train_logps"]:
-            ratios = [_ratio(new, old) for new, old in zip(trained, sampled, strict=False)]
-            sample["ratio"] = _by_piece(ratios, counts, lambda part: max(part, key=lambda r: abs(math.log(r))))
-    if row["clipped"]:
-        sample["clipped"] = _by_piece(row["clipped"], counts, max)
-    if row["entropies"]:
-        sample["entropy"] = _by_piece(row["entropies"], counts, max)
-    if row["values"]:
-        sample["value"] = _by_piece(row["values"], counts, lambda part: part[0])  # before the piece
-    if row["advantages"]:
-        sample["advantages"] = _by_piece(row["advantages"], counts, lambda part: max(part, key=abs))
+    if (sampled := row["logps"]) and (trained := row["train_logps"]):
+        ratios = [_ratio(new, old) for new, old in zip(trained, sampled, strict=False)]
+        sample["ratio"] = _by_piece(ratios, counts, lambda part: max(part, key=lambda r: abs(math.log(r))))
+    for name, (column, together) in BY_PIECE.items():
+        if row[column]:
+            sample[name] = _by_piece(row[column], counts, together)
     return sample
 
 
@@ -138,7 +138,6 @@ def _ratio(new: float | None, old: float | None) -> float | None:
 def _by_piece(
     values: Sequence[float | None], counts: Sequence[int], together: Callable[[list[float]], float]
 ) -> list[float | None]:
-    """A number per piece; `together` combines those of a piece with several tokens."""
     result: list[float | None] = []
     start = 0
     for count in counts:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dapo_rl.base.process import dapo_command, start_logged
 from dapo_rl.base.reading import open_regular
 from dapo_rl.errors import UserError
 
@@ -55,18 +55,11 @@ class Job:
     def begin(self) -> None:
         try:
             with (self.path / LOG).open("wb") as log:
-                self.process = subprocess.Popen(
-                    self.command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,  # Ctrl-C then reaches only the board, which stops its runs itself
-                )
+                self.process = start_logged(self.command, log)
         except OSError as error:
             self.problem = f"cannot be started: {error.strerror or error}"
 
     def tail(self) -> str:
-        """The end of the run's output."""
         if self.problem:
             return self.problem
         try:
@@ -93,13 +86,8 @@ class JobQueue:
         waiting = [job for job in jobs if job.is_waiting]
         others = [job for job in reversed(jobs) if not job.is_waiting]
         return [
-            {
-                "name": job.name,
-                "state": job.state,
-                "recipe": job.recipe,
-                "place": place if job.is_waiting else None,
-                "tail": job.tail(),
-            }
+            {name: getattr(job, name) for name in ("name", "state", "recipe")}
+            | {"place": place if job.is_waiting else None, "tail": job.tail()}
             for place, job in enumerate([*waiting, *others], start=1)
         ]
 
@@ -109,7 +97,7 @@ class JobQueue:
             if sum(job.is_waiting for job in self._jobs.values()) >= MOST_WAITING:
                 raise UserError(f"{MOST_WAITING} runs are waiting already; remove one, or wait")
             path = self._new_directory()
-            command = [sys.executable, "-P", "-m", "dapo_rl.cli", "train", *words, "--run", str(path)]
+            command = dapo_command("train", *words, "--run", str(path))
             self._jobs[path.name] = Job(path.name, path, recipe, command)
             self._go_on()
             return path.name
@@ -123,7 +111,6 @@ class JobQueue:
                 job.stopping = True
 
     def remove(self, name: str) -> None:
-        """Takes a run that waits out of the queue."""
         with self._lock:
             job = self._find_waiting(name)
             del self._jobs[name]
@@ -160,7 +147,6 @@ class JobQueue:
                 job.process.wait()
 
     def _go_on(self) -> None:
-        """Starts the next run if there is room for it."""
         with self._lock:
             while not self._closed and sum(job.is_running for job in self._jobs.values()) < AT_ONCE:
                 job = next((job for job in self._jobs.values() if job.is_waiting), None)
@@ -187,16 +173,15 @@ class JobQueue:
         return job
 
     def _new_directory(self) -> Path:
-        number = 1
+        number = 0
         while True:
+            number += 1
             path = self.directory / f"lab-{number:03d}"
             try:
                 path.mkdir(parents=True)
+                return path
             except FileExistsError:
                 if not self.directory.is_dir():
                     raise UserError(f"{self.directory}: is not a directory; runs cannot be started") from None
-                number += 1
             except OSError as error:
                 raise UserError(f"{path}: cannot be created: {error.strerror}") from None
-            else:
-                return path

@@ -32,7 +32,6 @@ ENDINGS = (".yaml", ".yml")
 MOST_RECIPES = 200
 DEMO = "demo"
 PROMPTS = 128
-"""Held-out prompts of the demo."""
 LONGEST_VALUE = 2000
 OWN_CODE = (
     *("engine", "algo.loss", "algo.advantage", "reward.verifier", "sampling.filter"),

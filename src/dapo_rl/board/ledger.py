@@ -53,7 +53,6 @@ def _bars(run: BoardRun) -> tuple[list[dict[str, Any]], int]:
 
 
 def _tokens(path: Path) -> dict[str, int] | None:
-    """Where the tokens of a step's groups went."""
     try:
         table = read_table(path, ["fate", "token_ids"])
     except UnreadableError:

@@ -174,7 +174,6 @@ def _serve_runs(app: FastAPI, catalogue: Catalogue) -> None:
 
     @app.get("/api/record")
     def record(names: Names) -> Plain:
-        """Why a run failed, and its notes."""
         runs = [catalogue.find(name) for name in names]
         return Plain({r.name: {"error": r.error(), "notes": read_notes(r.file("notes.jsonl"))} for r in runs})
 
@@ -194,7 +193,6 @@ def _serve_reports(app: FastAPI, catalogue: Catalogue) -> None:
         points: Annotated[int, Query(ge=10, le=2000)] = 300,
         share: Share = 0.1,
     ) -> Plain:
-        """The curves of an ablation's arms."""
         found = catalogue.report(name)
         if not isinstance(found, BoardAblation):
             raise NoSuchRunError(name)
@@ -210,23 +208,28 @@ def _serve_reports(app: FastAPI, catalogue: Catalogue) -> None:
 
 def _serve_groups(app: FastAPI, catalogue: Catalogue) -> None:
     @app.get("/api/steps")
-    def steps(name: Name) -> Plain:
-        return Plain({"ranges": ranges(catalogue.find(name).rollout_steps())})
+    def steps(name: Name, step: Annotated[int | None, Query(ge=0, le=10**12)] = None) -> Plain:
+        """The steps with groups, and whether those of one step have been written again."""
+        run = catalogue.find(name)
+        written = {} if step is None else {"written": run.written(step)}
+        return Plain({"ranges": ranges(run.rollout_steps()), **written})
 
     @app.get("/api/groups")
     def groups(name: Name, step: Step) -> Plain:
         run = catalogue.find(name)
         path = run.rollout(step)
-        return Plain({"groups": groups_of(path)} if path else {"groups": [], "why": run.why_no_rollout(step)})
+        if path is None:
+            return Plain({"groups": [], "why": run.why_no_rollout(step)})
+        return Plain({"written": run.written(step), "groups": groups_of(path)})
 
     @app.get("/api/group")
     def group(name: Name, step: Step, draw: Annotated[int, Query(ge=-(10**15), le=10**15)]) -> Plain:
         run = catalogue.find(name)
-        path = run.rollout(step)
+        path, written = run.rollout(step), run.written(step)
         if path is None:
             return _not_found(run.why_no_rollout(step))
         found = group_of(run, path, draw)
-        return Plain(found) if found else _not_found("there is no such group at this step")
+        return Plain({"written": written, **found}) if found else _not_found("there is no such group at this step")
 
     @app.get("/api/search")
     def find(
@@ -259,8 +262,9 @@ def _serve_downloads(app: FastAPI, catalogue: Catalogue) -> None:
     ) -> Response:
         run = catalogue.find(name)
         path = run.rollout(step)
-        found = samples_of(path, wanted, first, limit) if path else {"rows": [], "why": run.why_no_rollout(step)}
-        return Plain(found)
+        if path is None:
+            return Plain({"rows": [], "why": run.why_no_rollout(step)})
+        return Plain({"written": run.written(step), **samples_of(path, wanted, first, limit)})
 
     @app.get("/api/rows.{kind}")
     def rows(kind: str, name: Name, step: Step, wanted: Wanted) -> Response:
@@ -288,7 +292,6 @@ def _serve_downloads(app: FastAPI, catalogue: Catalogue) -> None:
 
     @app.get("/api/reports")
     def reports(names: Names) -> Response:
-        """Which of the runs have a report.png."""
         found = [name for name in names if catalogue.find(name).file("report.png")]
         return Plain({"runs": found})
 

@@ -14,19 +14,17 @@ from typing import Any
 from dapo_rl.base.quote import cut, printable
 from dapo_rl.board.files import (
     LARGEST_COUNT,
-    Remembered,
+    LARGEST_SUMMARY,
+    BoardDirectory,
     as_count,
     as_number,
     as_text,
     identity,
-    is_alive,
     is_inside,
     not_a_file,
     read_error,
-    read_owner,
-    read_raw_summary,
+    read_object,
     read_settings,
-    regular,
     wrong_in_summary,
 )
 from dapo_rl.objectives import GAE
@@ -52,18 +50,12 @@ AT_A_TIME = 32 << 20
 """Bytes of a log to read per refresh of the row, so that a long log does not delay the others."""
 
 
-class BoardRun:
-    """A run directory with its cached content."""
-
+class BoardRun(BoardDirectory):
     def __init__(self, name: str, path: Path, real: str | None = None) -> None:
-        self.name, self.path = name, path
-        self.real = real or os.path.realpath(path)
-        """The path after links are resolved."""
-        self._at = {file: os.path.join(path, file) for file in (*WATCHED, ".lock")}
-        self._settings = Remembered(self._at["config.yaml"], self.real, read_settings)
-        self._summary = Remembered(self._at["summary.json"], self.real, read_raw_summary)
-        self._lock = Remembered(self._at[".lock"], self.real, read_owner)
-        self._error = Remembered(self._at["error.json"], self.real, read_error)
+        super().__init__(name, path, real)
+        self._settings = self._remembered("config.yaml", read_settings)
+        self._summary = self._remembered("summary.json", lambda path: read_object(path, LARGEST_SUMMARY))
+        self._error = self._remembered("error.json", read_error)
         self._rollouts: tuple[int, list[int]] = (-1, [])
         self._digest = MetricsLog(lambda: self.file("metrics.jsonl"), {*RECENT.values(), *TOTALS.values(), ACCURACY})
         self.cache: dict[Any, Any] = {}
@@ -76,11 +68,6 @@ class BoardRun:
 
     def close_log(self) -> None:
         self.__dict__.pop("log", None)
-
-    def file(self, *parts: str) -> Path | None:
-        """A file of the run; None if it is missing or a link that points out of the directory."""
-        path = os.path.join(self.path, *parts)
-        return Path(path) if regular(path, self.real) else None
 
     def settings(self) -> dict[str, Any]:
         """Every setting by its dotted key."""
@@ -99,8 +86,7 @@ class BoardRun:
         return found or {**unknown, "message": f"error.json: {self._error.problem}"}
 
     def rollout_steps(self) -> list[int]:
-        """The steps whose groups were recorded."""
-        directory = self._at["rollouts"]
+        directory = self.at("rollouts")
         try:
             changed = os.stat(directory).st_mtime_ns
             if self._rollouts[0] != changed:
@@ -112,7 +98,7 @@ class BoardRun:
 
     def _has_rollouts(self) -> bool:
         """Whether there are any, without listing them all."""
-        directory = self._at["rollouts"]
+        directory = self.at("rollouts")
         try:
             if not is_inside(directory, self.real):
                 return False
@@ -124,8 +110,12 @@ class BoardRun:
     def rollout(self, step: int) -> Path | None:
         return self.file("rollouts", rollout_name(step))
 
+    def written(self, step: int) -> str | None:
+        """Another text when the groups of a step are written again; None if there are none."""
+        path = self.rollout(step)
+        return None if path is None else str(identity(str(path)))
+
     def why_no_rollout(self, step: int) -> str:
-        """Explains why a step has no rollout file."""
         keep, steps = as_count(self.settings().get("log.keep_rollouts")), self.rollout_steps()
         if keep and steps and step < steps[0]:
             return f"The groups of step {step} were deleted: log.keep_rollouts={keep} keeps those of the newest steps."
@@ -155,7 +145,7 @@ class BoardRun:
     @property
     def state(self) -> str:
         """`running`, `finished`, `failed` (it wrote why), or `stopped` (by a signal, or a crash of the machine)."""
-        if self._is_written():
+        if self.is_written:
             return "running"
         summary, steps = self.summary(), as_count(self.settings().get("train.steps"))
         # A run that finished may have been resumed with more steps.
@@ -163,9 +153,6 @@ class BoardRun:
             return "finished"
         self._error.look()
         return "failed" if self._error.value or self._error.problem else "stopped"
-
-    def _is_written(self) -> bool:
-        return is_alive(self._lock.look())
 
     def results(self, last_step: int) -> dict[str, Any]:
         """The summary of a run that has ended; empty if its log has gone on to `last_step` since it was written."""
@@ -175,24 +162,22 @@ class BoardRun:
 
     def glance(self) -> tuple[Any, ...]:
         """A value that changes when the row does. It costs a `stat` of a few files, and opens only changed ones."""
-        return (*(identity(self._at[name]) for name in WATCHED), self._is_written(), self._lock.problem)
+        return (*(identity(self.at(name)) for name in WATCHED), self.is_written, self._lock.problem)
 
     @property
     def is_over(self) -> bool:
         """Whether nothing writes here any more, so that every change shows in the directory's identity."""
-        return self.summary().get("finished") is True and not os.path.lexists(self._at[".lock"])
+        return self.summary().get("finished") is True and not os.path.lexists(self.at(".lock"))
 
     def first_row(self) -> dict[str, Any]:
-        """The row before anything is read."""
         return _EMPTY_ROW | {
             "name": self.name,
             "state": "reading",
             "started": self.started,
-            "rollouts": os.path.isdir(self._at["rollouts"]),
+            "rollouts": os.path.isdir(self.at("rollouts")),
         }
 
     def row(self) -> dict[str, Any]:
-        """The run in the table."""
         self._digest.refresh(AT_A_TIME)
         settings, evaluations = self.settings(), self.evaluations(self._digest)
         figures = {key: as_number(self._digest.latest(name, 10)) for key, name in RECENT.items()}
@@ -238,7 +223,7 @@ class BoardRun:
     @property
     def started(self) -> float | None:
         try:
-            return os.lstat(self._at["config.yaml"]).st_mtime
+            return os.lstat(self.at("config.yaml")).st_mtime
         except OSError:
             return None
 
@@ -251,7 +236,7 @@ class BoardRun:
 
     def _problem(self) -> str | None:
         """Lists the files that cannot be read, in one line."""
-        read, metrics, rollouts = self._settings.value, self._at["metrics.jsonl"], self._at["rollouts"]
+        read, metrics, rollouts = self._settings.value, self.at("metrics.jsonl"), self.at("rollouts")
         no_log = os.path.lexists(metrics) and self.file("metrics.jsonl") is None
         no_rollouts = os.path.lexists(rollouts) and not (os.path.isdir(rollouts) and is_inside(rollouts, self.real))
         found = {
@@ -273,7 +258,6 @@ _EMPTY_ROW: dict[str, Any] = {
 
 
 def broken_row(run: BoardRun, error: Exception) -> dict[str, Any]:
-    """The row of a run that cannot be read at all."""
     why = problem_line(f"cannot be read: {type(error).__name__}: {error}")
     return _EMPTY_ROW | {"name": run.name, "state": "unreadable", "problem": why}
 

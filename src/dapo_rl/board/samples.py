@@ -24,7 +24,6 @@ IN_LIST = (
     *("tools", "tool_calls", "tool_errors"),
 )
 TEXTS = ("prompt", "response", "answer", "truth", "messages")
-"""Columns that a search covers."""
 OPENING = 160
 """Characters of an answer and of a response in the list."""
 NOT_JUDGED = "not judged"
@@ -132,7 +131,6 @@ def _index(path: Path, _now: Identity | None) -> pa.Table:
 
 
 def _with_tools(table: pa.Table, names: tuple[str, ...]) -> pa.Array:
-    """Whether each sample called one of the tools."""
     tools = table.column("tools").combine_chunks()
     called = pc.fill_null(pc.is_in(pc.list_flatten(tools), pa.array(names, pa.string())), False)
     rows = pc.list_parent_indices(tools).filter(called)
@@ -149,7 +147,6 @@ def _with_words(path: Path, _now: Identity | None, words: str) -> pa.ChunkedArra
 
 
 def matches(table: pa.Table, column: str, words: str) -> pa.ChunkedArray:
-    """Whether each text contains the words, in upper or lower case."""
     return pc.fill_null(pc.match_substring(table.column(column), _written(column, words), ignore_case=True), False)
 
 

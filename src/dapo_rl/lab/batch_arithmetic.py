@@ -17,14 +17,12 @@ class BatchArithmetic:
     tokens_generated_per_step: int
     """Maximum, if every group that is drawn is kept."""
     tokens_generated_per_step_at_cap: int
-    """Maximum, if dynamic sampling draws up to its cap."""
     tokens_trained_per_step: int
     """Maximum of a batch of `groups_per_step`; rarely, carried groups make one larger."""
     steps: int
     pretrain_steps: int
     """Of these, the steps that train the critic alone."""
     total_updates: int
-    """Of the policy."""
 
 
 def batch_arithmetic(config: Config) -> BatchArithmetic:

@@ -80,7 +80,6 @@ def build_tiny(out: Path, seed: int = 0, steps: int | None = None) -> None:
 
 
 def write_answer(problem: Problem, writer: Writer, rng: random.Random) -> str:
-    """A response to a problem, in the style of a writer."""
     if not writer.steps:
         guess = int(problem.answer) + (rng.choice((-3, -2, -1, 1, 2, 3)) if rng.random() < writer.slip else 0)
         return f"Answer: {guess}"

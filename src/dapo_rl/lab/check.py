@@ -24,7 +24,6 @@ from dapo_rl.memory.report import MemoryReport, memory_json
 @dataclass(frozen=True, slots=True)
 class Report:
     paper: str
-    """The name of the paper."""
     arxiv: str
     why: str
     """Why it is this paper, if the recipe decides."""
@@ -55,7 +54,6 @@ def conformance_json(report: Report) -> str:
 
 
 def print_conformance(report: Report, console: Console | None = None) -> None:
-    """Prints the report in 80 columns or more."""
     console = console or Console()
     console.print(Text(_heading(report), style="bold"))
     console.print()

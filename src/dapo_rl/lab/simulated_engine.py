@@ -40,8 +40,6 @@ class OneSecondSteps:
 
 @dataclass(slots=True, eq=False)
 class SimulatedRow:
-    """A sample that runs or waits."""
-
     request: Request
     index: int
     length: int
@@ -87,9 +85,7 @@ class Replica:
     clock: float = 0.0
     steps: int = 0
     tokens: int = 0
-    """Tokens generated so far."""
     context: int = 0
-    """Tokens in the cache."""
     preempted: int = 0
     running: list[tuple[int, int, SimulatedRow]] = field(default_factory=list)
     """A heap of the steps at which samples end."""
@@ -97,7 +93,6 @@ class Replica:
     version: int = 0
     _order: int = 0
     _fixed: dict[int, float] = field(default_factory=dict)
-    """The seconds of a step by its number of samples."""
 
     @property
     def load(self) -> int:
@@ -217,8 +212,6 @@ class Replica:
 
 
 class Load(NamedTuple):
-    """Samples from a time on."""
-
     time: float
     running: int
     waiting: int
@@ -236,7 +229,6 @@ class SimulatedEngine(Engine):
     now: float = 0.0
     version: int = 0
     loads: list[Load] = field(default_factory=list)
-    """The load over time."""
     _due: list[tuple[float, int, float]] = field(default_factory=list)
     """New weights to load: when, their version, and the seconds that it takes."""
     _taken: dict[str, int] = field(default_factory=dict)
@@ -304,7 +296,6 @@ class SimulatedEngine(Engine):
         self._load(self.now, version, 0.0)
 
     def receive_at(self, time: float, version: int, seconds: float) -> None:
-        """Loads new weights later, while it samples."""
         self._due.append((time, version, seconds))
 
     def take_unfinished(self) -> list[Request]:
@@ -319,7 +310,6 @@ class SimulatedEngine(Engine):
         return [request.left(written[name]) for name, request in requests.items()]
 
     def rest_until(self, time: float) -> None:
-        """Lets time pass without sampling."""
         self._note()
         self.now = max(self.now, time)
         while self._due and self._due[0][0] <= self.now:
@@ -331,12 +321,10 @@ class SimulatedEngine(Engine):
 
     @property
     def steps(self) -> int:
-        """Steps of decoding, over all replicas."""
         return sum(replica.steps for replica in self.replicas)
 
     @property
     def tokens(self) -> int:
-        """Tokens generated so far."""
         return sum(replica.tokens for replica in self.replicas)
 
     @property

@@ -39,12 +39,9 @@ from dapo_rl.types import FinishReason, Group, Loggable, RewardPart, VerdictStat
 
 @dataclass(frozen=True, slots=True)
 class DryAnswer:
-    """One response with its verdict and the parts of its reward."""
-
     text: str
     status: VerdictStatus
     answer: str | None
-    """The answer that the verifier extracted."""
     score: float
     length_penalty: float
     reward: float
@@ -52,7 +49,6 @@ class DryAnswer:
     finish_reason: FinishReason | None
     tokens: int
     detail: str
-    """Why the verifier failed, if it did."""
     parts: tuple[RewardPart, ...] = ()
     """The reward functions that the score is the weighted sum of; empty for a built-in verifier."""
     extra: Mapping[str, Loggable] = field(default_factory=dict)
@@ -64,16 +60,12 @@ class DryAnswer:
 
 @dataclass(frozen=True, slots=True)
 class DryRow:
-    """A prompt of the training data with its responses."""
-
     row: str
-    """The number of its row in the data."""
     prompt: str
     """The prompt's tokens as text, with special tokens, as the model sees them."""
     prompt_tokens: int
     ground_truth: str | None
     outcome: Outcome
-    """The outcome of the group under dynamic sampling."""
     answers: tuple[DryAnswer, ...]
 
 
@@ -84,9 +76,7 @@ class DryRun:
     prompts: int
     """Prompts in the training data, without those that were dropped."""
     samples: int
-    """Responses per prompt."""
     seconds: float
-    """Time to sample and judge."""
     special_tokens: tuple[str, ...]
     rows: tuple[DryRow, ...]
     findings: tuple[Advice, ...]

@@ -12,8 +12,6 @@ from dapo_rl.types import Group, Trajectory
 
 @dataclass(frozen=True, slots=True)
 class DryMessage:
-    """A message of an episode after its opening."""
-
     role: str
     text: str
     calls: tuple[str, ...] = ()
@@ -21,7 +19,6 @@ class DryMessage:
     name: str = ""
     """Of a tool, for its result."""
     turn: int | None = None
-    """The number of a turn of the policy."""
     tokens: int = 0
     seconds: float = 0.0
     reward: float = 0.0

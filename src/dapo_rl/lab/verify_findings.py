@@ -49,12 +49,9 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The input of the finders."""
-
     run: Run
     groups: tuple[Group, ...]
     outcomes: tuple[Outcome, ...]
-    """Of the groups."""
     rewards: tuple[float, ...]
     """Of all responses, after the length penalty."""
 

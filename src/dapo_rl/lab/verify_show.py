@@ -18,7 +18,6 @@ from dapo_rl.lab.verify_findings import Advice, Level
 from dapo_rl.outcomes import OUTCOMES
 
 LONGEST_TEXT = 600
-"""Characters of a prompt or response that are shown."""
 LONGEST_ANSWER = 80
 EPISODES = 2
 """Episodes with an environment that are shown, the first ones of as many prompts."""

@@ -39,7 +39,7 @@ def local(arguments: Arguments = None, run: RunOption = None, detach: Detach = F
     from dapo_rl.launch.local import launch_local
     from dapo_rl.launch.training import plan_launch
 
-    _exit(launch_local(plan_launch(*split_arguments(arguments), run), detach, dry_run))
+    raise typer.Exit(launch_local(plan_launch(*split_arguments(arguments), run), detach, dry_run))
 
 
 @app.command()
@@ -71,7 +71,7 @@ def ray(
     if run is None or not run.is_absolute():
         raise UserError("--run: give an absolute path on a file system of the cluster, for example /shared/runs/a")
     launch = plan_launch(*split_arguments(arguments), run)
-    _exit(launch_ray(launch, address, include or (), detach, dry_run))
+    raise typer.Exit(launch_ray(launch, address, include or (), detach, dry_run))
 
 
 @app.command()
@@ -115,8 +115,3 @@ def slurm(
         nodes, gpus_per_node, cpus_per_task, time, partition, account, save_before, until_done, more
     )
     launch_slurm(plan_launch(*split_arguments(arguments), run), allocation, dry_run)
-
-
-def _exit(code: int) -> None:
-    if code:
-        raise typer.Exit(code)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from dapo_rl.base.format import short_path
+from dapo_rl.base.process import dapo_command, start_logged
 from dapo_rl.cluster.ray_session import import_ray
 from dapo_rl.errors import UserError
 from dapo_rl.launch.training import Launch, resumes
@@ -22,7 +23,7 @@ POLL_S = 0.2
 def launch_local(launch: Launch, detach: bool, dry_run: bool) -> int:
     """Starts the run and copies its log to stdout until it ends; returns its exit code."""
     words = launch.words("cluster.address=null", "--run", str(launch.run), *(["--resume"] if resumes(launch) else []))
-    command = [sys.executable, "-P", "-m", "dapo_rl.cli", *words]
+    command = dapo_command(*words)
     if dry_run:
         print(shlex.join(command))
         return 0
@@ -32,14 +33,7 @@ def launch_local(launch: Launch, detach: bool, dry_run: bool) -> int:
         launch.run.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             start = output.tell()
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {"PYTHONUNBUFFERED": "1"},
-                start_new_session=True,  # Ctrl-C and a closed terminal do not reach it
-            )
+            process = start_logged(command, output, os.environ | {"PYTHONUNBUFFERED": "1"})
     except OSError as error:
         raise UserError(f"{log}: cannot be written: {error.strerror}; name another directory with --run") from None
     where = shlex.quote(short_path(log))

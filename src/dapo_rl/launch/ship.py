@@ -49,7 +49,6 @@ def files_to_ship(recipe: Path | None, config: Config, include: Sequence[str] = 
 
 
 def recipe_there(recipe: Path) -> str:
-    """Its path in the job's working directory."""
     outside = recipe.is_absolute() or ".." in recipe.parts or recipe.parts[:1] == ("~",)
     return recipe.name if outside else recipe.as_posix()
 

@@ -39,7 +39,6 @@ class Allocation:
     until_done: bool = False
     """Whether the job goes back to the queue at the time limit, until the run is done."""
     more: tuple[str, ...] = ()
-    """Further arguments of sbatch."""
 
 
 def launch_slurm(launch: Launch, allocation: Allocation, dry_run: bool) -> None:
@@ -64,7 +63,7 @@ def launch_slurm(launch: Launch, allocation: Allocation, dry_run: bool) -> None:
     if done.returncode:
         raise UserError(f"sbatch refused {short_path(path)}: {one_line(done.stderr)}")
     job = done.stdout.strip().partition(";")[0]
-    log = shlex.quote(short_path(log_path(launch.run, job)))
+    log = shlex.quote(short_path(launch.run / LOG.replace("%j", job)))
     print(
         f"job {job} {'resumes' if begun else 'trains'} {short_path(launch.run)}; follow it with `tail -F {log}`, "
         f"stop it with `scancel --batch --signal=TERM {job}` (it saves)"
@@ -105,10 +104,6 @@ def slurm_script(launch: Launch, allocation: Allocation) -> str:
     for name, value in values.items():
         body = body.replace(f"@{name}@", str(value))
     return "\n".join(lines) + f"\n{body}"
-
-
-def log_path(run: Path, job: str) -> Path:
-    return run / LOG.replace("%j", job)
 
 
 def _options(launch: Launch, allocation: Allocation) -> Iterator[str]:

@@ -22,12 +22,9 @@ CHECKPOINTS = "checkpoints"
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """A recipe, its settings and a run directory."""
-
     recipe: Path | None
     settings: tuple[str, ...]
     run: Path
-    """An absolute path."""
     config: Config
 
     @property

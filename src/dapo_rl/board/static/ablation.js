@@ -26,6 +26,7 @@ export function ablation(parameters, onClose) {
     parts = h("div"),
     below = h("div");
   let drawn = null,
+    drawing = null,
     charts = [],
     turn = 0;
 
@@ -47,7 +48,7 @@ export function ablation(parameters, onClose) {
       chart.draw(
         part.arms.map((arm, index) => ({ label: labels[arm], index, band: curves[arm]?.[metric] })),
       );
-    fill(below, table(page), page.has_picture ? picture(name, "ablation", page.done) : null, runs(page));
+    fill(below, table(page), (drawing = picture(name, "ablation", page.picture, drawing)), runs(page));
   }
 
   /** Charts are kept while the arms stay the same. */

@@ -14,7 +14,8 @@ const shownP = (p) => (isNumber(p) ? (p < 0.001 ? "< 0.001" : fixed(p, 3)) : "â€
 export function evaluation(parameters, onClose) {
   const name = parameters.get("name") ?? "";
   const holder = h("div", { class: "page", data: { evaluation: name } });
-  let turn = 0;
+  let turn = 0,
+    drawing = null;
 
   async function load() {
     const mine = ++turn;
@@ -28,7 +29,7 @@ export function evaluation(parameters, onClose) {
       holder,
       heading(page),
       h("div", { class: "pair" }, figures(page), page.comparisons.length ? differences(page) : null),
-      page.has_picture ? picture(name, "evaluation", page.models.length) : null,
+      (drawing = picture(name, "evaluation", page.picture, drawing)),
       settings(page),
     );
   }

@@ -63,6 +63,7 @@ export function groups(parameters, onClose) {
   const steps = new Steps();
   let listed = [];
   let shownGroup = null; // the group in the detail: {step, draw, group}
+  let written; // of the list: another text when a resumed run has written its step again
   const list = h("div", { class: "list", role: "list" });
   const detail = h("div", { class: "detail" });
   const chips = h("div", { class: "chips" });
@@ -94,6 +95,7 @@ export function groups(parameters, onClose) {
       openGroup(row.draw, row.sample);
     },
     drawn: (answer) => {
+      ({ written } = answer);
       drawChips(answer.outcomes ?? {});
       const [first] = samples.rows;
       if (memory.draw === null && !isPhone() && first) openGroup(first.draw, first.sample);
@@ -160,8 +162,11 @@ export function groups(parameters, onClose) {
   const lists = h("div", { class: "bar lists" }, modes, chips);
 
   async function readSteps() {
-    ({ ranges: steps.ranges } = await get("steps", { run: memory.run }).catch(() => ({ ranges: [] })));
+    const { run, step } = memory;
+    const found = await get("steps", { run, step }).catch(() => ({ ranges: [], written: null }));
+    steps.ranges = found.ranges;
     slider.max = String(Math.max(0, steps.size - 1));
+    return found.written;
   }
 
   async function open() {
@@ -188,7 +193,7 @@ export function groups(parameters, onClose) {
     }
     const answer = await get("groups", { run: memory.run, step }).catch((error) => ({ groups: [], error }));
     if (mine !== turn) return;
-    listed = answer.groups;
+    ({ groups: listed, written } = answer);
     if (!listed.some((group) => group.draw === memory.draw)) memory.draw = memory.sample = null;
     drawChips(groupCounts());
     drawList();
@@ -328,10 +333,14 @@ export function groups(parameters, onClose) {
   }, 300);
 
   const moved = throttle(async () => {
-    const before = memory.step;
-    await readSteps();
-    if (memory.follow && (steps.last ?? 0) !== before) jump(steps.last ?? 0);
-    else slider.value = String(steps.indexOf(before));
+    const { run, step } = memory;
+    const now = await readSteps();
+    if (memory.run !== run || memory.step !== step) return; // another step was chosen since
+    if (memory.follow && (steps.last ?? 0) !== step) jump(steps.last ?? 0);
+    // Between a step that is removed and the same one written again, the old one stays on the page.
+    else if (now && [written, shownGroup?.group.written ?? now].some((known) => known !== now))
+      jump(step, memory.draw, memory.sample);
+    else slider.value = String(steps.indexOf(step));
   }, 1500);
 
   const go = (by) => {

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TextIO
 
-from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from dapo_rl.base.format import counted, duration, percent, write_line
 from dapo_rl.base.quote import printable
+from dapo_rl.base.table import figure_table
 from dapo_rl.lab.ablate.plan import AblationPlan
 from dapo_rl.lab.ablate.runs import ArmRun, RunObserver
 
@@ -84,10 +83,9 @@ class LiveAblationDisplay:
     def __rich__(self) -> RenderableType:
         left = duration(self._pace.seconds_left)
         head = f"{self._pace.ended} of {counted(len(self._runs), 'run')}" + (f", {left} left" if left != "-" else "")
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        table.add_column("", overflow="fold")
-        for seed in self._plan.seeds:
-            table.add_column(f"seed {seed}", justify="right", overflow="fold")
+        table = figure_table("", *(f"seed {seed}" for seed in self._plan.seeds))
+        for column in table.columns:
+            column.overflow = "fold"
         for arm in self._plan.with_own_runs():
             cells = [_cell(run) for run in self._runs if run.arm.name == arm.name]
             table.add_row(Text(printable(arm.label)), *cells)

@@ -78,15 +78,6 @@ class AblationPlan:
         least, most = min(of_arms), max(of_arms)
         return counted(most, "step") if least == most else f"{least} to {counted(most, 'step')}"
 
-    def parts(self) -> dict[str, list[Arm]]:
-        """The arms of each panel; the leave-one-out panel starts with the arm that it is compared with."""
-        parts: dict[str, list[Arm]] = {}
-        for arm in self.arms:
-            parts.setdefault(arm.part, []).append(arm)
-        if (left_out := parts.get("leave-one-out")) and left_out[0].compared_with:
-            left_out.insert(0, self.arm(left_out[0].compared_with))
-        return parts
-
     def arm(self, name: str) -> Arm:
         return next(arm for arm in self.arms if arm.name == name)
 
@@ -125,6 +116,17 @@ class AblationPlan:
             and all(arm.directory in names[: place + 1] for place, arm in enumerate(self.arms))
             and all(arm.compared_with in (None, *names[:place]) for place, arm in enumerate(self.arms))
         )
+
+
+def arms_by_part(arms: Sequence[Any]) -> dict[str, list[Any]]:
+    """The arms of each panel; the leave-one-out panel starts with the arm that it is compared with."""
+    parts: dict[str, list[Any]] = {}
+    for arm in arms:
+        parts.setdefault(arm.part, []).append(arm)
+    if left_out := parts.get("leave-one-out"):
+        others = [arm for arm in arms if arm.name == left_out[0].compared_with and arm not in left_out]
+        left_out[:0] = others[:1]
+    return parts
 
 
 def paper_table(
@@ -277,8 +279,6 @@ def _check_data(config: Config, recipe: Path | None) -> None:
 
 
 def _plan(recipe: Path | None, overrides: Sequence[str], base: Config, arms: Sequence[Arm], seeds: int) -> AblationPlan:
-    if seeds < 1:
-        raise UserError(f"--seeds: {seeds} is below 1")
     finished: list[Arm] = []
     for arm in arms:
         twin = next((earlier for earlier in finished if earlier.settings == arm.settings), arm)

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from dapo_rl.base.files import beside
 from dapo_rl.base.format import counted
-from dapo_rl.lab.ablate.plan import AblationPlan
+from dapo_rl.lab.ablate.plan import AblationPlan, arms_by_part
 from dapo_rl.lab.ablate.quantities import COMPARABLE, DEFAULT_COMPARED
 from dapo_rl.lab.ablate.results import ArmResult, Curve
 from dapo_rl.lab.ablate.statistics import INTERVAL
@@ -39,7 +39,6 @@ STYLES = [
 """Colours that colour-blind readers can tell apart, and markers for printing without colour."""
 
 NARROW = 0.75
-"""The width of a panel without names of arms."""
 
 Style = tuple[str, str, str]
 
@@ -51,7 +50,7 @@ def draw_ablation(plan: AblationPlan, results: Sequence[ArmResult], path: Path) 
 
 def ablation_figure(plan: AblationPlan, results: Sequence[ArmResult]) -> Figure:
     by_name = {result.arm.name: result for result in results}
-    parts = plan.parts()
+    parts = arms_by_part(plan.arms)
     heights = [max(3.6, 1.2 + 0.42 * len(arms)) for arms in parts.values()]
     shown = list(dict.fromkeys((*DEFAULT_COMPARED, *plan.compared)))
     widths = [1.0, *(NARROW for _ in shown[1:]), 1.15, 1.15]
@@ -98,7 +97,6 @@ def _style(part: str, index: int) -> Style:
 
 
 def _ends(axis: Axes, results: Sequence[ArmResult], styles: Sequence[Style], name: str) -> None:
-    """A quantity of every seed, with the mean and its interval."""
     quantity = COMPARABLE[name]
     for row, (result, (color, marker, line)) in enumerate(zip(results, styles, strict=True)):
         values = [quantity.scale * value for value in result.by_seed(name).values()]

@@ -44,7 +44,6 @@ TABLE = {
     "reward": Quantity("reward", fixed),
     "wall_seconds": Quantity("time", duration, digits=0, unit="seconds"),
 }
-"""The columns of the table of arms."""
 
 TO_ACCURACY = {
     "steps_to": Quantity("steps to accuracy", lambda steps: fixed(steps, 1), digits=1, unit="steps"),

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.quote import printable
+from dapo_rl.base.table import figure_table
 from dapo_rl.lab.ablate.plan import AblationPlan
 from dapo_rl.lab.ablate.quantities import COMPARABLE, TABLE, Write, percent_of
 from dapo_rl.lab.ablate.results import LAST_SHARE, ArmResult
@@ -88,10 +87,9 @@ def print_ablation(plan: AblationPlan, results: Sequence[ArmResult], console: Co
         if sum(widths) + 3 * len(widths) <= console.width:
             break
         del columns[head]
-    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for head in columns:
-        is_label = head == "arm"
-        shown.add_column(head, justify="left" if is_label else "right", no_wrap=not is_label, overflow="fold")
+    shown = figure_table(*columns)
+    for column in shown.columns:
+        column.no_wrap, column.overflow = column.header != "arm", "fold"
     for row in zip(*columns.values(), strict=True):
         shown.add_row(*(Text(printable(cell)) for cell in row))
     console.print(shown)
@@ -108,7 +106,6 @@ def print_ablation(plan: AblationPlan, results: Sequence[ArmResult], console: Co
 
 
 def difference_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
-    """One row per difference, with the corrected interval."""
     heads = ["arm", "quantity", "difference", "95 %", "corrected", "exact", "d", "detectable"]
     rows = [
         [result.arm.label, COMPARABLE[name].head, *_difference_cells(name, difference)]
@@ -150,7 +147,6 @@ def _correction(plan: AblationPlan) -> str:
 
 
 def ablation_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
-    """One row per arm: means over seeds with their intervals."""
     from_paper = any(result.arm.paper is not None for result in results)
     accuracy, *others = TABLE
     rows = []
@@ -167,13 +163,11 @@ def ablation_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[s
 
 
 def arm_heads(from_paper: bool) -> list[str]:
-    """The headings of the table of arms."""
     accuracy, *others = (quantity.head for quantity in TABLE.values())
     return ["arm", *(["paper"] if from_paper else []), accuracy, "difference", *others, "seeds"]
 
 
 def seed_table(results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
-    """One row per run."""
     heads = ["arm", "seed", "before %", *(quantity.head for quantity in TABLE.values())]
     rows = []
     for result in results:

@@ -30,7 +30,6 @@ AT_END = {
     "response_length": "response_length/mean",
     "truncated": "response_length/clip_ratio",
 }
-"""Metrics of which the last steps count."""
 OVER_THE_RUN = {
     "mean_entropy": "actor/entropy",
     "mean_length": "response_length/mean",
@@ -45,7 +44,6 @@ OVER_THE_RUN = {
 class RunResult:
     run: ArmRun
     final: Numbers | None
-    """None if the run has not finished."""
     accuracies: Curve = field(default_factory=dict)
     entropies: Curve = field(default_factory=dict)
 
@@ -57,7 +55,6 @@ class ArmResult:
     difference: SeedDifference | None
     """Difference in held-out accuracy from the arm it is compared with, paired by seed."""
     differences: Mapping[str, SeedDifference] = field(default_factory=dict)
-    """Those of all compared quantities."""
 
     def estimate(self, quantity: str) -> TInterval | None:
         return t_interval(list(self.by_seed(quantity).values()))
@@ -140,7 +137,7 @@ def at_end(curve: Curve, steps: int) -> float | None:
 def _result(run: ArmRun, plan: AblationPlan) -> RunResult:
     if run.state != "done":
         return RunResult(run, None)
-    summary, metrics = run.summary(), run.directory.read_metrics()
+    summary, metrics = run.directory.read_summary(), run.directory.read_metrics()
     found = final_metrics(summary, metrics, plan.to_accuracy)
     if "repetition" in plan.compared:
         found["repetition"] = at_end(repetition_by_step(run.directory), int(summary["steps"]))

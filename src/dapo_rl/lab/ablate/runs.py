@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +14,7 @@ from typing import Any, Literal, Protocol
 import yaml
 
 from dapo_rl.base.files import atomic_write, remove_directory
+from dapo_rl.base.process import dapo_command, start_logged
 from dapo_rl.base.quote import printable
 from dapo_rl.errors import UserError
 from dapo_rl.lab.ablate.plan import AblationPlan, Arm, differences
@@ -32,8 +32,6 @@ State = Literal["waiting", "running", "done", "failed", "stopped"]
 
 
 class ArmRun:
-    """An arm with one seed."""
-
     def __init__(self, out: Path, arm: Arm, seed: int, keep_model: bool = False) -> None:
         """`keep_model`: whether a run that finishes keeps its checkpoints and its model."""
         self.arm, self.seed, self._keep_model = arm, seed, keep_model
@@ -68,35 +66,20 @@ class ArmRun:
                 f"{self.directory.path}: holds a run with different settings: {listed}; move it, or name another "
                 "directory with --out"
             )
-        summary = self.summary()
+        summary = self.directory.read_summary()
         return summary.get("finished") is True and summary.get("steps") == self.steps
-
-    def summary(self) -> dict[str, Any]:
-        """The summary; empty if there is none yet."""
-        return self.directory.read_summary()
 
     def start(self, threads: int) -> None:
         self.recipe_path.parent.mkdir(parents=True, exist_ok=True)
         settings = yaml.safe_dump(self.arm.settings, sort_keys=False, allow_unicode=True)
         atomic_write(self.recipe_path, settings)
-        command = [sys.executable, "-m", "dapo_rl.cli", "train", str(self.recipe_path), f"seed={self.seed}"]
-        command += [
-            "--run",
-            str(self.directory.path),
-            f"checkpoint.save_final={'true' if self._keep_model else 'false'}",
-        ]
+        keep = f"checkpoint.save_final={str(self._keep_model).lower()}"
+        words = [str(self.recipe_path), f"seed={self.seed}", "--run", str(self.directory.path), keep]
         if self.directory.config_path.exists():
-            command.append("--resume")
+            words.append("--resume")
+        variables = {"OMP_NUM_THREADS": str(threads), **os.environ, "PYTHONUNBUFFERED": "1"}
         with self.log_path.open("ab") as log:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={"OMP_NUM_THREADS": str(threads), **os.environ, "PYTHONUNBUFFERED": "1"},
-                # Ctrl-C on the terminal then reaches only this process, which forwards it.
-                start_new_session=True,
-            )
+            self._process = start_logged(dapo_command("train", *words), log, variables)
         self.state = "running"
 
     def poll(self, stopping: bool) -> bool:
@@ -139,12 +122,11 @@ class ArmRun:
         for path in self.directory.model_path.glob("*"):
             if path.is_file() and path.name != "tokenizer.json":
                 path.unlink()
-        summary = self.summary()
+        summary = self.directory.read_summary()
         if isinstance(paths := summary.get("paths"), dict) and paths.pop("model", None):
             self.directory.write_summary(summary)
 
     def _follow(self) -> None:
-        """Reads new lines of the run log."""
         self._log.refresh()
         self.step, self.accuracy = self._log.last_step, self._log.latest("eval/accuracy")
 

@@ -23,9 +23,7 @@ class TInterval:
     """None for fewer than three values, and if all are equal."""
     n: int
     low: float
-    """The smallest value."""
     high: float
-    """The largest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,6 @@ class SeedDifference(TInterval):
     """A mean difference, paired by seed; `half_width` is that of the 95 % interval of this difference alone."""
 
     comparisons: int = 1
-    """How many differences are reported together."""
     corrected_half_width: float | None = None
     """Of the interval with Bonferroni's correction: with 95 % probability all intervals of the report cover theirs."""
     effect_size: float | None = None
@@ -45,12 +42,7 @@ class SeedDifference(TInterval):
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether the corrected interval excludes 0."""
         return self.corrected_half_width is not None and abs(self.mean) > self.corrected_half_width
-
-    @property
-    def exact_excludes_zero(self) -> bool:
-        return self.exact is not None and not self.exact[0] <= 0 <= self.exact[1]
 
 
 def t_interval(values: Sequence[float]) -> TInterval | None:

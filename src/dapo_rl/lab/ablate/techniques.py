@@ -26,7 +26,6 @@ class Technique:
     off: Mapping[str, Any]
     when: str
     meaning: str
-    """Its effect, in one line."""
     paper: int | None = None
     paper_without: int | None = None
 

@@ -6,7 +6,7 @@ import json
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -27,6 +27,13 @@ app = typer.Typer(
 
 SWEEPABLE = ("prompts", "group", "tokens", "prompt_tokens")
 
+Settings = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="KEY=VALUE", show_default=False, hidden=True, autocompletion=complete_settings),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
+Repeats = Annotated[int, typer.Option(help="Measured rounds; the median is reported.")]
+Timeout = Annotated[float, typer.Option(help="Time limit per contender, in seconds.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print only a JSON object.")]
 
 TOKENS = 64
@@ -46,10 +53,7 @@ ENGINE: str = Config.model_fields["engine"].default
 )
 def bench_command(
     context: typer.Context,
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", show_default=False, hidden=True, autocompletion=complete_settings),
-    ] = None,
+    settings: Settings = None,
     model: Annotated[
         str,
         typer.Option(
@@ -75,8 +79,8 @@ def bench_command(
         str, typer.Option(help="auto, float32 or bfloat16; auto is bfloat16 if the hardware supports it.")
     ] = "auto",
     engine: Annotated[str, typer.Option(help="native, hf or vllm; not used by update.")] = ENGINE,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    repeats: Annotated[int, typer.Option(help="Measured rounds; the median is reported.")] = 3,
+    device: Device = "auto",
+    repeats: Repeats = 3,
     warmup: Annotated[int, typer.Option(help="Warm-up rounds.")] = 1,
     seed: Annotated[int, typer.Option(help="Seed of weights, prompts and samples.")] = 0,
     against: Annotated[
@@ -88,7 +92,7 @@ def bench_command(
     peer_variant: Annotated[
         str | None, typer.Option(help="Try only this variant of the peer; by default all, and report the best.")
     ] = None,
-    timeout: Annotated[float, typer.Option(help="Time limit per contender, in seconds.")] = 1800,
+    timeout: Timeout = 1800,
     sweep: Annotated[str | None, typer.Option(help="Vary one size, for example prompts=8,16,32.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -113,10 +117,7 @@ def bench_command(
 
 @app.command()
 def episodes(
-    settings: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="KEY=VALUE", show_default=False, hidden=True, autocompletion=complete_settings),
-    ] = None,
+    settings: Settings = None,
     model: Annotated[str, typer.Option(help="A shape, a directory, a hub name, or tiny, as for rollout.")] = "tiny",
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 512,
     at_a_time: Annotated[
@@ -135,8 +136,8 @@ def episodes(
     ] = False,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
     engine: Annotated[str, typer.Option(help="native, hf or vllm.")] = ENGINE,
-    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
-    repeats: Annotated[int, typer.Option(help="Measured rounds; the median is reported.")] = 1,
+    device: Device = "auto",
+    repeats: Repeats = 1,
     warmup: Annotated[int, typer.Option(help="Warm-up rounds, with shorter latencies.")] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of weights, prompts, samples and latencies.")] = 0,
     against: Annotated[
@@ -149,7 +150,7 @@ def episodes(
             help="If TRL's tool calls, which it makes one by one, take longer, add their times instead of waiting.",
         ),
     ] = 120,
-    timeout: Annotated[float, typer.Option(help="Time limit per contender, in seconds.")] = 1800,
+    timeout: Timeout = 1800,
     as_json: AsJson = False,
 ) -> None:
     """Measure episodes of several turns with slow tools.
@@ -225,10 +226,7 @@ def race(
     Every contender trains from the same weights, on the same prompts, with the same rewards and evaluation.
     """
     _check_time(timeout)
-    try:
-        goals = [float(word) / 100 for word in accuracy.split(",")]
-    except ValueError:
-        goals = []
+    goals = [percent / 100 for percent in _numbers(accuracy)]
     if not goals or not all(0 < goal <= 1 for goal in goals):
         raise UserError(f"--accuracy: {accuracy!r} is not a list of percentages, as in 50,60,70")
     from dapo_rl.lab.bench.race_report import Race, draw_race, print_race, run_contenders
@@ -261,22 +259,15 @@ def sampling(
 
     Streaming and in rounds: tokens and engine steps per trained group.
     """
-    try:
-        rates = [float(word) for word in acceptance.split(",")]
-    except ValueError:
-        rates = []
+    rates = _numbers(acceptance)
     if not rates or not all(0.01 <= rate <= 1 for rate in rates):
         raise UserError(f"--acceptance: {acceptance!r} is not a list of shares from 0.01 to 1, as in 0.1,0.5")
     from dapo_rl.lab.bench.sampling_simulation import STRATEGIES, print_simulation, simulate
 
     how = {"prompts": prompts, "group": group, "slots": slots, "steps": steps, "seed": seed}
-    console = Console(stderr=True)
-    with console.status("simulating") if console.is_terminal else nullcontext():
+    with Console(stderr=True).status("simulating"):
         rows = [simulate(rate, name, **how) for rate in rates for name in STRATEGIES]
-    if as_json:
-        print(json.dumps({"bench": "sampling", "rows": rows}, indent=2))
-    else:
-        print_simulation(rows)
+    _show({"bench": "sampling", "rows": rows}, as_json, print_simulation)
 
 
 @app.command()
@@ -294,8 +285,7 @@ def bookkeeping(
     """
     from dapo_rl.lab.bench.bookkeeping import measure_bookkeeping, print_bookkeeping
 
-    console = Console(stderr=True)
-    with console.status("") as status:
+    with Console(stderr=True).status("") as status:
         result = measure_bookkeeping(prompts, group, tokens, seed, status.update, engines)
     _show(result, as_json, print_bookkeeping)
 
@@ -313,11 +303,8 @@ def _run(
         _check(each)
     with _told() as tell:
         reports = bench(works, against, variant, timeout, tell)
-    if as_json:
-        result: dict[str, Any] = {"sweep": name, "results": reports} if name else reports[0]
-        print(json.dumps(result, indent=2))
-    else:
-        print_benchmarks(reports, name)
+    result = {"sweep": name, "results": reports} if name else reports[0]
+    _show(result, as_json, lambda _: print_benchmarks(reports, name))
 
 
 def _show(report: Any, as_json: bool, show: Callable[[Any], None]) -> None:
@@ -341,6 +328,14 @@ def _told() -> Iterator[Callable[[str, float | None], None]]:
                 console.print(f"{what}: {seconds:.3f} s", highlight=False, markup=False)
 
         yield tell
+
+
+def _numbers(words: str) -> list[float]:
+    """Numbers between commas; none if one of them is not a number."""
+    try:
+        return [float(word) for word in words.split(",")]
+    except ValueError:
+        return []
 
 
 def _check_time(timeout: float) -> None:

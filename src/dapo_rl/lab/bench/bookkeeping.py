@@ -11,7 +11,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +24,6 @@ from rich.console import Console
 from dapo_rl.base.format import counted
 from dapo_rl.cluster.engine_pool import EnginePool
 from dapo_rl.cluster.ray_session import ray_cluster
-from dapo_rl.cluster.weights_object_store import StoredWeights
 from dapo_rl.config import ClusterSettings, Config
 from dapo_rl.engines.protocol import Completion, Engine, Request, SamplingParams
 from dapo_rl.lab.simulated_world import EndlessPrompts, NoWeights, SaysSo
@@ -52,7 +51,7 @@ def measure_bookkeeping(
 ) -> dict[str, Any]:
     """Measures one step of `prompts × group` samples: seconds by stage, peak memory, and live Python objects. With
     `engines`, that many engines are Ray actors."""
-    with _engine(engines, tokens, seed) as engine:
+    with _engine(partial(_stand_in, tokens, seed), engines) as engine:
         return _measure(engine, prompts, group, tokens, seed, tell) | {"engines": engines}
 
 
@@ -126,8 +125,8 @@ def _live_objects() -> int:
     return sys.getallocatedblocks()
 
 
-def print_bookkeeping(result: dict[str, Any], console: Console | None = None) -> None:
-    console = console or Console(highlight=False)
+def print_bookkeeping(result: dict[str, Any]) -> None:
+    console = Console(highlight=False)
     samples = result["prompts"] * result["group"]
     through = f", through {counted(result['engines'], 'engine')} on Ray" if result["engines"] else ""
     console.print(f"bookkeeping: {samples:,} samples of {result['tokens']:,} tokens{through}", style="bold")
@@ -137,20 +136,16 @@ def print_bookkeeping(result: dict[str, Any], console: Console | None = None) ->
 
 
 @contextmanager
-def _engine(engines: int, tokens: int, seed: int) -> Iterator[Engine]:
+def _engine(build: Callable[[Any], Engine], engines: int) -> Iterator[Engine]:
     if not engines:
-        yield StandInEngine(np.random.default_rng(seed), tokens)
+        yield build(None)
         return
     settings = ClusterSettings(backend="ray", engines=engines)
-    with ray_cluster(settings):
-        pool = EnginePool(partial(_stand_in, tokens, seed), NoWeights(), settings)
-        try:
-            yield pool
-        finally:
-            pool.close()
+    with ray_cluster(settings), closing(EnginePool(build, NoWeights(), settings)) as pool:
+        yield pool
 
 
-def _stand_in(tokens: int, seed: int, weights: StoredWeights) -> Engine:
+def _stand_in(tokens: int, seed: int, _weights: Any) -> Engine:
     return StandInEngine(np.random.default_rng(seed), tokens)
 
 

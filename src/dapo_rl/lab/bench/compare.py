@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,21 +14,24 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import mean, median
 from tempfile import TemporaryDirectory
-from typing import Any, Protocol
+from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from dapo_rl.base.format import counted, percent
+from dapo_rl.base.table import figure_table
 from dapo_rl.engine_specs import ENGINES, engine_spec
 from dapo_rl.errors import UserError
+from dapo_rl.lab.bench.contender import STACK_SIGNAL, ContenderJob
 from dapo_rl.lab.bench.peer_variants import all_variants, installed, variants_of
 from dapo_rl.lab.bench.roofline import Limit, Size, floor_seconds
-from dapo_rl.lab.bench.workload import STACK_SIGNAL, BenchJob, Workload
+from dapo_rl.lab.bench.workload import Workload
 
 PEERS = {"rollout": ("generate", *sorted(ENGINES)), "update": (), "step": ("trl",)}
+OURS = {"rollout": "rollout:measure_engine", "update": "update:measure_update", "step": "step:measure_step"}
+THEIRS = {"generate": "rollout:measure_generate", "trl": "trl:measure_trl"}
+"""Of other peers, which are engines, the function is ours."""
 
 LOG_LINES = 40
 STACK_LINES = 150
@@ -50,11 +54,12 @@ def bench(
     for work in works:
         work.config()
     tell("the machine", None)
-    before = run_ours(BenchJob("limit", works[0]), timeout)
+    limit = ContenderJob("limit", "machine:measure_limit", (works[0],))
+    before = run_ours(limit, timeout)
     works = [replace(work, device=before["device"], dtype=before["dtype"]) for work in works]
     reports = [_compare(work, against, variant, timeout, tell) for work in works]
     tell("the machine", None)
-    after = run_ours(BenchJob("limit", works[0]), timeout)
+    after = run_ours(limit, timeout)
     rates = Limit(**{name: max(before[name], after[name]) for name in Limit.__annotations__})
     for work, report in zip(works, reports, strict=True):
         floor = floor_seconds(work, Size(**report.pop("size")), rates)
@@ -66,10 +71,9 @@ def bench(
 
 
 def _compare(work: Workload, against: str | None, variant: str | None, timeout: float, tell: Tell) -> dict[str, Any]:
-    """Our numbers, and those of a peer."""
     name = work.kind if work.kind == "update" else f"{work.kind}, engine {work.engine}"
     tell(name, None)
-    ours = run_ours(BenchJob("dapo", work), timeout)
+    ours = run_ours(ContenderJob("dapo", OURS[work.kind], (work,)), timeout)
     numbers = _numbers(work, ours)
     tell(name, numbers["seconds"])
     size = ours["facts"]["size"]
@@ -114,7 +118,7 @@ def _peer(work: Workload, name: str, variant: str | None, timeout: float, tell: 
     tried = []
     for each in names:
         tell(f"{name} {each}", None)
-        result = run_contender(BenchJob(name, their_work, each), timeout)
+        result = run_contender(ContenderJob(name, THEIRS.get(name, OURS[work.kind]), (their_work, each)), timeout)
         failed: dict[str, Any] = {name: result[name] for name in ("error", "log") if name in result}
         numbers = failed if "error" in result else _numbers(their_work, result)
         tell(f"{name} {each}", numbers.get("seconds"))
@@ -139,7 +143,7 @@ def _numbers(work: Workload, result: dict[str, Any]) -> dict[str, Any]:
 
 def _check_peer(work: Workload, against: str | None, variant: str | None) -> None:
     if package := engine_spec(work.engine).package:
-        _need(package, f"--engine {work.engine}")
+        require_package(package, f"--engine {work.engine}")
     if against is None:
         return
     if against not in PEERS[work.kind]:
@@ -148,32 +152,20 @@ def _check_peer(work: Workload, against: str | None, variant: str | None) -> Non
     if against == work.engine:
         raise UserError(f"--against: {against} is the engine itself; name another with --engine")
     if package := "trl" if against == "trl" else engine_spec(against).package:
-        _need(package, f"--against {against}")
+        require_package(package, f"--against {against}")
     if variant is not None and variant not in all_variants(against):
         there = ", ".join(all_variants(against)) or "none"
         raise UserError(f"--peer-variant: {against} has no variant {variant!r}; there are: {there}")
 
 
-def _need(package: str, option: str) -> None:
+def require_package(package: str, option: str) -> None:
     if not installed(package):
         raise UserError(f"{option}: {package} is not installed; pip install {package}")
 
 
-class ContenderJob(Protocol):
-    """The work of one contender, for a separate process."""
-
-    @property
-    def contender(self) -> str: ...
-
-    def to_json(self) -> str: ...
-
-
-CONTENDER = "dapo_rl.lab.bench.contender"
-
-
-def run_ours(job: ContenderJob, timeout: float, module: str = CONTENDER) -> dict[str, Any]:
+def run_ours(job: ContenderJob, timeout: float) -> dict[str, Any]:
     """The result of a job that must not fail."""
-    result = run_contender(job, timeout, module)
+    result = run_contender(job, timeout)
     if result.get("mistake"):
         raise UserError(result["error"])
     if result.get("timed_out"):
@@ -183,22 +175,21 @@ def run_ours(job: ContenderJob, timeout: float, module: str = CONTENDER) -> dict
     return result
 
 
-def run_contender(job: ContenderJob, timeout: float, module: str = CONTENDER) -> dict[str, Any]:
-    """The job's result, or an `error` with the end of its log. `module` is what its process runs."""
+def run_contender(job: ContenderJob, timeout: float) -> dict[str, Any]:
+    """The job's result, or an `error` with the end of its log."""
     with TemporaryDirectory(prefix="dapo-bench-") as directory:
         answer, log = Path(directory) / "result.json", Path(directory) / "log"
         with log.open("w") as output:
             process = subprocess.Popen(
-                [sys.executable, "-m", module, str(answer)],
+                [sys.executable, "-m", "dapo_rl.lab.bench.contender", str(answer)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                text=True,
                 start_new_session=True,
             )
             timed_out = False
             try:
-                process.communicate(job.to_json(), timeout)
+                process.communicate(pickle.dumps(job), timeout)
             except subprocess.TimeoutExpired:
                 timed_out = True
                 _ask_for_stack(process)
@@ -214,33 +205,27 @@ def run_contender(job: ContenderJob, timeout: float, module: str = CONTENDER) ->
         return result | {"log": tail} if "error" in result else result
 
 
-def _ask_for_stack(process: subprocess.Popen[str]) -> None:
+def _ask_for_stack(process: subprocess.Popen[bytes]) -> None:
     """Lets a contender that ran out of time write to its log where it is."""
     with suppress(ProcessLookupError, subprocess.TimeoutExpired):
         process.send_signal(STACK_SIGNAL)
         process.wait(STACK_SECONDS)
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _end(process: subprocess.Popen[bytes]) -> None:
     """Kills the process and its children: those of vLLM would keep the GPU's memory."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
-def print_benchmarks(
-    reports: Sequence[dict[str, Any]], sweep: str | None = None, console: Console | None = None
-) -> None:
-    console = console or Console()
+def print_benchmarks(reports: Sequence[dict[str, Any]], sweep: str | None) -> None:
+    console = Console()
     first = reports[0]
     console.print(Text(_headline(first), style="bold"))
     console.print(Text(_machine(first), style="dim"))
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for head in (sweep, ""):
-        if head is not None:
-            table.add_column(head)
-    for head in ("seconds", "tokens/s", "peak memory", "of the limit", "ratio"):
-        table.add_column(head, justify="right")
+    texts = [sweep, ""] if sweep else [""]
+    table = figure_table(*texts, "seconds", "tokens/s", "peak memory", "of the limit", "ratio", texts=len(texts))
     for report in reports:
         lead = [str(report[sweep])] if sweep else []
         table.add_row(*lead, _name(report), *_cells(report), percent(report["limit"]["share"], 1), "")

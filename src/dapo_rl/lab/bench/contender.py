@@ -1,4 +1,4 @@
-"""Runs one contender in a separate process, so that memory peaks and allocators do not interfere.
+"""Runs a function in a separate process, so that memory peaks and allocators do not interfere.
 
 python -m dapo_rl.lab.bench.contender RESULT < JOB
 """
@@ -8,54 +8,45 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import pickle
+import signal
 import sys
 import traceback
-from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.workload import STACK_SIGNAL, BenchJob
 
-MEASURES = {
-    "limit": "machine:measure_limit",
-    "trl": "trl:measure_trl",
-    "generate": "rollout:measure_generate",
-    "rollout": "rollout:measure_engine",
-    "update": "update:measure_update",
-    "step": "step:measure_step",
-    "episodes": "episodes:measure_episodes",
-    "resolve": "episodes:resolve_work",
-    "trl episodes": "episodes_trl:measure_trl_episodes",
-}
-"""The module and function that measure a contender; for an engine, ours or a peer's, by the kind of work."""
+STACK_SIGNAL = signal.SIGUSR1
+"""On this signal, the process of a contender writes its stack to its log."""
 
 
-def run_job(job: BenchJob) -> dict[str, Any]:
-    """Runs a contender. Its module is imported here, so that each contender loads only its own."""
-    where = MEASURES.get(f"{job.contender} {job.work.kind}") or MEASURES.get(job.contender) or MEASURES[job.work.kind]
-    module, _, name = where.partition(":")
-    result = getattr(import_module(f"dapo_rl.lab.bench.{module}"), name)(job.work, job.variant)
-    return result if isinstance(result, dict) else asdict(result)
+@dataclass(frozen=True, slots=True)
+class ContenderJob:
+    contender: str
+    """`dapo`, `limit`, or a peer: `trl`, `generate`, an engine."""
+    function: str
+    """`module:name` in this package. Only its process imports it."""
+    arguments: tuple[Any, ...]
+
+    def run(self) -> dict[str, Any]:
+        module, _, name = self.function.partition(":")
+        result = getattr(import_module(f"dapo_rl.lab.bench.{module}"), name)(*self.arguments)
+        return result if isinstance(result, dict) else asdict(result)
 
 
 def main() -> None:
-    answer_job(lambda text: run_job(BenchJob.from_json(text)))
-
-
-def answer_job(run: Callable[[str], dict[str, Any]]) -> None:
-    """Runs a job from the standard input, and writes its result to the file of the first argument."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     faulthandler.register(STACK_SIGNAL)
-    job = sys.stdin.read()
+    job = pickle.load(sys.stdin.buffer)
     try:
         from transformers.utils import logging
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()
-        result = run(job)
+        result = job.run()
     except UserError as error:
         result = {"error": str(error), "mistake": True}
     except Exception as error:

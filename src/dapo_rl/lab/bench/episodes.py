@@ -26,12 +26,11 @@ from dapo_rl.envs.pool import EnvironmentPool
 from dapo_rl.envs.protocol import AssistantTurn
 from dapo_rl.errors import UserError
 from dapo_rl.evals.sampling import answer
-from dapo_rl.lab.bench.machine import describe_machine
-from dapo_rl.lab.bench.model_shapes import check_model, open_model, random_prompts
+from dapo_rl.lab.bench.model_shapes import open_model, random_prompts
 from dapo_rl.lab.bench.roofline import Size
 from dapo_rl.lab.bench.timing import measure
 from dapo_rl.lab.bench.workload import Measurement, ToolWork, Workload
-from dapo_rl.models.load import compute_dtype, pick_device
+from dapo_rl.models.load import pick_device
 from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.types import Group, Prompt
 
@@ -41,15 +40,7 @@ BEGINNING = 0.2
 """All episodes begin their first turns together. After this share of the turns, they are at different ones."""
 
 
-def resolve_work(work: Workload, variant: str = "") -> dict[str, Any]:
-    """The device and dtype that `auto` resolves to, and the machine."""
-    check_model(work.model)
-    device = pick_device(work.device)
-    dtype = str(compute_dtype(work.config().model, device)).removeprefix("torch.")
-    return {"device": device.type, "dtype": dtype, "machine": describe_machine(device)}
-
-
-def measure_episodes(work: Workload, variant: str = "") -> Measurement:
+def measure_episodes(work: Workload) -> Measurement:
     assert work.tools is not None
     config, tools = work.config(), work.tools
     factory = Factory(SlowTool if tools.sync else AsyncSlowTool, tools, work.seed, work.warmup)

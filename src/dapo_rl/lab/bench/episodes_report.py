@@ -7,16 +7,16 @@ from dataclasses import asdict, replace
 from statistics import mean, median
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from dapo_rl.base.format import counted, percent
+from dapo_rl.base.table import figure_table
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.compare import Tell, run_contender, run_ours
+from dapo_rl.lab.bench.contender import ContenderJob
 from dapo_rl.lab.bench.peer_variants import installed
-from dapo_rl.lab.bench.workload import BenchJob, Workload
+from dapo_rl.lab.bench.workload import Workload
 
 PEER = "trl"
 BACKENDS = {"cpu": "generate", "cuda": "vllm"}
@@ -28,10 +28,10 @@ def compare_episodes(work: Workload, against: str | None, timeout: float, tell: 
     if against not in (None, PEER):
         raise UserError(f"--against: {against!r} is not a peer of `bench episodes`; peers are: {PEER}")
     work.config()
-    facts = run_ours(BenchJob("resolve", work), timeout)
+    facts = run_ours(ContenderJob("resolve", "machine:resolve_work", (work,)), timeout)
     work = replace(work, device=facts["device"], dtype=facts["dtype"])
     tell("episodes", None)
-    ours = run_ours(BenchJob("dapo", work), timeout)
+    ours = run_ours(ContenderJob("dapo", "episodes:measure_episodes", (work,)), timeout)
     seconds, one_turn = median(ours["seconds"]), median(ours["facts"]["one_turn_seconds"])
     tell("episodes", seconds)
     assert work.tools is not None
@@ -94,7 +94,7 @@ def _trl(work: Workload, timeout: float, tell: Tell) -> dict[str, Any]:
     if missing:
         return {**peer, "skipped": f"{' and '.join(missing)} not installed"}
     tell(f"TRL with {backend}", None)
-    result = run_contender(BenchJob(PEER, work, backend), timeout)
+    result = run_contender(ContenderJob(PEER, "episodes_trl:measure_trl_episodes", (work, backend)), timeout)
     if "error" in result:
         return {**peer, "skipped": result["error"], "log": result.get("log", "")}
     facts = result["facts"]
@@ -105,8 +105,8 @@ def _trl(work: Workload, timeout: float, tell: Tell) -> dict[str, Any]:
     return {**peer, "episodes": facts["episodes"], "waited": facts["waited"], **numbers}
 
 
-def print_episodes(report: dict[str, Any], console: Console | None = None) -> None:
-    console = console or Console()
+def print_episodes(report: dict[str, Any]) -> None:
+    console = Console()
     tools, latencies, machine = report["tools"], report["latencies_s"], report["machine"]
     console.print(
         Text(
@@ -126,10 +126,7 @@ def print_episodes(report: dict[str, Any], console: Console | None = None) -> No
             style="dim",
         )
     )
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("")
-    for head in ("seconds", "tokens/s", "of one turn", "ratio"):
-        table.add_column(head, justify="right")
+    table = figure_table("", "seconds", "tokens/s", "of one turn", "ratio")
     engine = f"dapo, {report['engine']}"
     table.add_row(f"{engine}, in one turn", *_cells(report["one_turn"]), "", "")
     kind = "synchronous" if tools["sync"] else "asynchronous"

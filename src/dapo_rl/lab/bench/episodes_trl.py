@@ -13,7 +13,6 @@ turn take as long as the longest of them, which is the least that waiting for al
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,13 +23,11 @@ from typing import Any
 import torch
 
 from dapo_rl.lab.bench.model_shapes import open_model, random_prompts
-from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS
 from dapo_rl.lab.bench.roofline import Size
 from dapo_rl.lab.bench.timing import PeakMemory
-from dapo_rl.lab.bench.trl import VLLM_ENVIRONMENT, trl_arguments
+from dapo_rl.lab.bench.trl import trl_arguments, trl_trainer, trl_variant
 from dapo_rl.lab.bench.workload import Measurement, Workload
 from dapo_rl.models.load import pick_device
-from dapo_rl.models.save import save_model
 
 BACKENDS = {"generate": "whole", "vllm": "vllm"}
 """The variant of `bench step` with the same settings."""
@@ -45,12 +42,8 @@ class GeneratedError(Exception):
 
 
 def measure_trl_episodes(work: Workload, variant: str) -> Measurement:
-    how = TRL_VARIANTS[BACKENDS[variant]]
-    if how.vllm:  # before vLLM is imported
-        for name, value in VLLM_ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+    how = trl_variant(BACKENDS[variant])
     from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
     from trl.trainer import grpo_trainer
 
     assert work.tools is not None
@@ -59,13 +52,10 @@ def measure_trl_episodes(work: Workload, variant: str) -> Measurement:
     latencies = tools.latencies(work.seed, count)
     grpo_trainer.parse_response = _parse_as_call
     with TemporaryDirectory(prefix="dapo-bench-trl-") as directory:
-        model, tokenizer = open_model(work.model, getattr(torch, work.dtype), work.device, work.seed)
+        dtype = getattr(torch, work.dtype)
+        model, tokenizer = open_model(work.model, dtype, work.device, work.seed)
         size = asdict(Size.of(model))
-        tokenizer.padding_side = "left"
         tokenizer.chat_template = TEMPLATE
-        if how.vllm:  # which reads the model from a directory
-            save_model(model, tokenizer, f"{directory}/model")
-            model.name_or_path = model.config.name_or_path = f"{directory}/model"
         tokenizer.response_template = {"defaults": {"role": "assistant"}}
         texts = random_prompts(tokenizer, count * 3, work.prompt_tokens, work.seed)
         (observation,) = random_prompts(tokenizer, 1, tools.observation_tokens, work.seed + 1)
@@ -74,14 +64,9 @@ def measure_trl_episodes(work: Workload, variant: str) -> Measurement:
             for i, text in enumerate(texts)
         ]
         clock = _Clock(latencies, observation)
-        trainer = GRPOTrainer(
-            model=model,
-            reward_funcs=_no_rewards,
-            args=GRPOConfig(output_dir=f"{directory}/out", **_arguments(work, how, count)),
-            train_dataset=Dataset.from_list(rows),
-            processing_class=tokenizer,
-            environment_factory=lambda: _environment(clock),
-        )
+        more = {"train_dataset": Dataset.from_list(rows), "environment_factory": lambda: _environment(clock)}
+        arguments = _arguments(work, how, count)
+        trainer = trl_trainer(how, model, tokenizer, directory, dtype, arguments, reward_funcs=_no_rewards, **more)
         trainer.max_tool_calling_iterations = tools.calls
         generate = trainer._generate
 
@@ -104,14 +89,16 @@ def measure_trl_episodes(work: Workload, variant: str) -> Measurement:
             return clock.seconds
 
         run(0, "never")
-        with PeakMemory(device) as memory:
-            at_once = run(1, "at-once")
-            total = sum(map(sum, latencies))
-            is_measured = total <= tools.trl_wait_s
-            if is_measured:
-                one_by_one = run(2, "one-by-one")
-            else:
-                one_by_one = at_once - sum(map(max, zip(*latencies, strict=True))) + total
+        memory = PeakMemory(device)
+        memory.start()
+        at_once = run(1, "at-once")
+        total = sum(map(sum, latencies))
+        is_measured = total <= tools.trl_wait_s
+        if is_measured:
+            one_by_one = run(2, "one-by-one")
+        else:
+            one_by_one = at_once - sum(map(max, zip(*latencies, strict=True))) + total
+        memory.stop()
     facts = {"size": size, "episodes": count, "at_once_seconds": at_once, "tool_seconds": total, "waited": is_measured}
     return Measurement((one_by_one,), memory.peak, memory.how, facts=facts)
 
@@ -148,7 +135,6 @@ class _Clock:
 
 
 def _environment(clock: _Clock) -> Any:
-    """An environment in TRL's form."""
 
     class Environment:
         def reset(self, episode: int, **_: Any) -> None:

@@ -19,18 +19,20 @@ TRIES, AT_LEAST_S = 3, 0.7
 """Minimum number of repetitions, and their minimum total time."""
 
 
-def measure_limit(work: Workload, variant: str = "") -> dict[str, Any]:
-    """The machine's rates, and the device and dtype that `auto` resolves to."""
+def resolve_work(work: Workload) -> dict[str, Any]:
+    """The device and dtype that `auto` resolves to, and the machine."""
     check_model(work.model)
     device = pick_device(work.device)
-    dtype = compute_dtype(work.config().model, device)
-    return {
-        "device": device.type,
-        "dtype": str(dtype).removeprefix("torch."),
-        "machine": describe_machine(device),
-        "bandwidth_bytes_per_s": bandwidth(device),
-        "matmul_flops_per_s": matmul_rate(device, dtype),
-    }
+    dtype = str(compute_dtype(work.config().model, device)).removeprefix("torch.")
+    return {"device": device.type, "dtype": dtype, "machine": describe_machine(device)}
+
+
+def measure_limit(work: Workload) -> dict[str, Any]:
+    """The same, and the machine's rates."""
+    found = resolve_work(work)
+    device, dtype = torch.device(found["device"]), getattr(torch, found["dtype"])
+    rates = {"bandwidth_bytes_per_s": bandwidth(device), "matmul_flops_per_s": matmul_rate(device, dtype)}
+    return found | rates
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:

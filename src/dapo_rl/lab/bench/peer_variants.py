@@ -17,11 +17,9 @@ class Variant:
     """Float32 weights under bfloat16 autocast, TRL's default."""
     without_autocast: bool = False
     vllm: bool = False
-    """vLLM in the same process."""
     micro_batch: int | None = None
     """Samples per micro-batch, where a whole mini-batch does not fit."""
     arguments: dict[str, Any] = field(default_factory=dict)
-    """Further arguments of GRPOConfig."""
 
     def samples_at_once(self, samples: int, group_size: int) -> int:
         """The size of the micro-batches of an update on so many samples, which it divides."""
@@ -97,10 +95,6 @@ def vllm_options(variant: str, *, max_batch: int, longest: int) -> dict[str, Any
         "gpu_memory_utilization": 0.85,
         **graphs,
     }
-
-
-ENGINE_OPTIONS = {"vllm": vllm_options}
-"""The options of engines that have variants, as a function of the variant."""
 
 
 def installed(package: str) -> bool:

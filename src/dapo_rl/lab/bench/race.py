@@ -1,7 +1,4 @@
-"""Runs one contender of `bench race`: a training run from the same weights, on the same data, with the same rewards.
-
-python -m dapo_rl.lab.bench.race RESULT < JOB
-"""
+"""Our contender of `bench race`, a training run, and the evaluation of all contenders' weights."""
 
 from __future__ import annotations
 
@@ -11,8 +8,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from dapo_rl.lab.bench.contender import answer_job
-from dapo_rl.lab.bench.race_job import RaceJob
+from dapo_rl.lab.bench.race_report import RaceJob
 from dapo_rl.runs.directory import RunDirectory
 from dapo_rl.runs.display import Display
 from dapo_rl.trainer import DAPOTrainer
@@ -44,15 +40,3 @@ def evaluate_weights(job: RaceJob) -> dict[str, Any]:
             with DAPOTrainer(config=config, run_dir=Path(directory) / "run", display=Display()) as trainer:
                 accuracies[step] = trainer.evaluate()["eval/accuracy"]
     return {"accuracies": accuracies}
-
-
-def run_race(job: RaceJob) -> dict[str, Any]:
-    if job.contender == "trl":
-        from dapo_rl.lab.bench.race_trl import race_trl
-
-        return race_trl(job)
-    return evaluate_weights(job) if job.contender == "evaluate" else race_dapo(job)
-
-
-if __name__ == "__main__":
-    answer_job(lambda text: run_race(RaceJob.from_json(text)))

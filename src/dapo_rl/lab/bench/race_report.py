@@ -4,28 +4,54 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from dapo_rl.base.files import atomic_write, beside
 from dapo_rl.base.format import counted, percent
+from dapo_rl.base.table import figure_table
+from dapo_rl.config import Config
 from dapo_rl.errors import UserError
-from dapo_rl.lab.bench.compare import Tell, run_ours
-from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS, installed
-from dapo_rl.lab.bench.race_job import RaceJob
+from dapo_rl.lab.bench.compare import Tell, require_package, run_ours
+from dapo_rl.lab.bench.contender import ContenderJob
+from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS
 from dapo_rl.palette import BLUE, VERMILION
 
 PEERS = ("trl",)
-MODULE = "dapo_rl.lab.bench.race"
+FUNCTIONS = {"dapo": "race:race_dapo", "trl": "race_trl:race_trl"}
 LABELS = {"dapo": "dapo-rl", "trl": "TRL"}
 COLORS = {"dapo": BLUE, "trl": VERMILION}
+
+
+@dataclass(frozen=True, slots=True)
+class RaceJob:
+    """One run of a race."""
+
+    contender: str
+    """`dapo` or `trl`."""
+    recipe: str
+    settings: tuple[str, ...]
+    seed: int
+    steps: int
+    every: int
+    variant: str = ""
+    weights: str = ""
+    """Where contenders save weights, in a folder for each step that is evaluated."""
+
+    def config(self, *more: str) -> Config:
+        own = (f"seed={self.seed}", f"train.steps={self.steps}", f"eval.every={self.every}")
+        quiet = (f"checkpoint.every={self.steps + 1}", "checkpoint.save_final=false", "log.rollouts=false")
+        return Config.load(self.recipe, [*self.settings, *own, *quiet, *more])
+
+    @property
+    def evaluated(self) -> list[int]:
+        """The steps after which the policy is evaluated."""
+        return sorted({0, *range(self.every, self.steps, self.every), self.steps})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +81,7 @@ def run_contenders(race: Race, timeout: float, tell: Tell) -> dict[str, Any]:
     for peer in race.contenders[1:]:
         if peer not in PEERS:
             raise UserError(f"--against: {peer!r} is not a peer of `bench race`; peers are: {', '.join(PEERS)}")
-        if not installed(peer):
-            raise UserError(f"--against {peer}: {peer} is not installed; pip install {peer}")
+        require_package(peer, f"--against {peer}")
         if race.variant not in TRL_VARIANTS:
             raise UserError(
                 f"--peer-variant: {peer} has no variant {race.variant!r}; there are: {', '.join(TRL_VARIANTS)}"
@@ -92,7 +117,8 @@ def _kept_run(job: RaceJob, timeout: float, results: Path | None) -> dict[str, A
     if results is None:
         return _run(job, timeout)
     path = results / f"{job.contender}-{job.seed}.json"
-    what = json.loads(job.to_json()) | {"config": job.config().resolved()}  # the recipe's file may have changed
+    # With its settings: the recipe's file may have changed.
+    what = json.loads(json.dumps(asdict(job) | {"config": job.config().resolved()}))
     if path.exists():
         kept = json.loads(path.read_text())
         if kept["job"] != what:
@@ -108,10 +134,10 @@ def _kept_run(job: RaceJob, timeout: float, results: Path | None) -> dict[str, A
 def _run(job: RaceJob, timeout: float) -> dict[str, Any]:
     """A contender's seconds, tokens and accuracy after each evaluated step, and the seconds before the first."""
     with TemporaryDirectory(prefix="dapo-race-") as weights:
-        run = run_ours(replace(job, weights=weights), timeout, MODULE)
+        job = replace(job, weights=weights)
+        run = run_ours(ContenderJob(job.contender, FUNCTIONS[job.contender], (job,)), timeout)
         if job.contender != "dapo":
-            judge = replace(job, contender="evaluate", variant="", weights=weights)
-            accuracies = run_ours(judge, timeout, MODULE)["accuracies"]
+            accuracies = run_ours(ContenderJob("evaluate", "race:evaluate_weights", (job,)), timeout)["accuracies"]
             run["points"] = [point | {"accuracy": accuracies[str(point["step"])]} for point in run["points"]]
     return run
 
@@ -141,13 +167,8 @@ def print_race(report: dict[str, Any], console: Console | None = None) -> None:
     console.print(
         f"race: {report['recipe']}, {report['model']}, {counted(report['steps'], 'step')}, {seeds}", style="bold"
     )
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("accuracy")
-    for name in names:
-        table.add_column(f"{LABELS[name]}: seconds", justify="right")
-        table.add_column("tokens", justify="right")
-    if len(names) > 1:
-        table.add_column("ratio", justify="right")
+    figures = [head for name in names for head in (f"{LABELS[name]}: seconds", "tokens")]
+    table = figure_table("accuracy", *figures, *(["ratio"] if len(names) > 1 else []))
     for goal in report["goals"]:
         row = [percent(goal["accuracy"])]
         for name in names:
@@ -171,7 +192,6 @@ def print_race(report: dict[str, Any], console: Console | None = None) -> None:
 
 
 def draw_race(report: dict[str, Any], path: Path) -> None:
-    """Accuracy over seconds and over tokens, a line for each run."""
     from matplotlib.figure import Figure
 
     from dapo_rl.runs.report_plot import light_grid, percent_tick

@@ -7,7 +7,6 @@ group that it samples.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Sequence
 from itertools import islice
@@ -21,9 +20,9 @@ from dapo_rl.config import Config
 from dapo_rl.data import stream_of
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.machine import synchronize
-from dapo_rl.lab.bench.peer_variants import TRL_VARIANTS, Variant
-from dapo_rl.lab.bench.race_job import RaceJob
-from dapo_rl.lab.bench.trl import QUIET, VLLM_ENVIRONMENT
+from dapo_rl.lab.bench.peer_variants import Variant
+from dapo_rl.lab.bench.race_report import RaceJob
+from dapo_rl.lab.bench.trl import QUIET, trl_trainer, trl_variant
 from dapo_rl.models.load import compute_dtype, load_model, pick_device
 from dapo_rl.models.save import save_model
 from dapo_rl.objectives.overlong import soft_overlong_punishment
@@ -38,24 +37,19 @@ SCHEDULES = {"constant": "constant_with_warmup", "linear": "linear", "cosine": "
 
 def race_trl(job: RaceJob) -> dict[str, Any]:
     started = time.perf_counter()
-    how = TRL_VARIANTS[job.variant]
-    if how.vllm:  # before vLLM is imported
-        for name, value in VLLM_ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
+    how = trl_variant(job.variant)
     config = job.config()
     if TrainerInputs().has_environment(config):
         raise UserError("bench race: the recipe has an environment; the race is one of single turns")
     verifier = VerifierPool(build_verifier(config.reward), config.reward)  # it forks: before torch has threads
     from datasets import Dataset
     from transformers import TrainerCallback
-    from trl import GRPOConfig, GRPOTrainer
 
     device = pick_device(config.model.device)
     dtype = compute_dtype(config.model, device)
     weights = dtype if dtype != torch.float32 and not how.float32_weights else torch.float32
     model, tokenizer = load_model(config.model)
     model.to(device, weights)
-    tokenizer.padding_side = "left"
     train, _ = prompt_sets(config, TrainerInputs(), tokenizer, verifier)
     needed = job.steps * config.sampling.prompts_per_step
     prompts = list(islice(stream_of(train, config.seed), needed))
@@ -76,24 +70,42 @@ def race_trl(job: RaceJob) -> dict[str, Any]:
                 save_model(trained, tokenizer, Path(job.weights) / str(step), dtype)
                 clock.resume()
 
+    if config.sampling.stop and not how.vllm:
+        _end_at_stops(model, tokenizer, config.sampling.stop, job.variant)
     with TemporaryDirectory(prefix="dapo-race-trl-") as directory:
-        if how.vllm:  # which reads the model from a directory
-            save_model(model, tokenizer, f"{directory}/model", dtype)
-            model.name_or_path = model.config.name_or_path = f"{directory}/model"
-        trainer = GRPOTrainer(
-            model=model,
-            reward_funcs=rewards,
-            args=GRPOConfig(output_dir=f"{directory}/out", **arguments(job, config, how, device, dtype)),
-            train_dataset=Dataset.from_dict(
-                {"prompt": [prompt.text for prompt in prompts], "row": list(range(len(prompts)))}
-            ),
-            processing_class=tokenizer,
-            callbacks=[Callback()],
-        )
+        rows = Dataset.from_dict({"prompt": [prompt.text for prompt in prompts], "row": list(range(len(prompts)))})
+        given = arguments(job, config, how, device, dtype)
+        more = {"reward_funcs": rewards, "train_dataset": rows, "callbacks": [Callback()]}
+        trainer = trl_trainer(how, model, tokenizer, directory, dtype, given, **more)
         trainer.train()
     verifier.close()
     points = [{"step": 0, "seconds": 0.0, "tokens": 0}, *clock.points]
     return {"points": points, "start_seconds": clock.start_seconds}
+
+
+def _end_at_stops(model: Any, tokenizer: Any, stops: Sequence[str], variant: str) -> None:
+    """Lets `generate` end samples at stop strings: an end-of-sequence token follows, up to which TRL reads a sample."""
+    if variant == "continuous":
+        raise UserError(f"--peer-variant: {variant} has no stop strings, as in sampling.stop; use another")
+    from transformers import LogitsProcessor, LogitsProcessorList, StopStringCriteria
+
+    plain, has_stop = model.generate, StopStringCriteria(tokenizer, list(stops))
+
+    class End(LogitsProcessor):  # type: ignore[misc]
+        def __init__(self, prompt: int) -> None:
+            self._prompt = prompt
+
+        def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            if input_ids.shape[1] > self._prompt:
+                ended = has_stop(input_ids, scores)
+                scores = scores.masked_fill(ended[:, None], -torch.inf)
+                scores[ended, tokenizer.eos_token_id] = 0.0
+            return scores
+
+    def generate(input_ids: torch.Tensor, **more: Any) -> Any:
+        return plain(input_ids=input_ids, logits_processor=LogitsProcessorList([End(input_ids.shape[1])]), **more)
+
+    model.generate = generate
 
 
 def updates_per_step(config: Config) -> int:

@@ -15,7 +15,7 @@ from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.model_shapes import open_model, random_prompts
-from dapo_rl.lab.bench.peer_variants import ENGINE_OPTIONS, GENERATE_VARIANTS, all_variants
+from dapo_rl.lab.bench.peer_variants import GENERATE_VARIANTS, all_variants, vllm_options
 from dapo_rl.lab.bench.roofline import Size
 from dapo_rl.lab.bench.timing import measure
 from dapo_rl.lab.bench.workload import Measurement, Workload
@@ -37,10 +37,12 @@ def measure_engine(work: Workload, variant: str = "") -> Measurement:
         model.cpu()
         torch.cuda.empty_cache()
     settings, dtype = work.config().sampling, getattr(torch, work.dtype)
-    options = _options(work, variant)
-    if options:
+    options = {}
+    if work.engine == "vllm":
+        max_batch = settings.max_batch or work.samples
+        options = vllm_options(variant or all_variants("vllm")[0], max_batch=max_batch, longest=work.longest)
         facts["options"] = options
-        options = {**options, "seeded": False}  # per-request seeds slow vLLM down
+        options = {**options, "seeded": False}  # per-request seeds slow it down
     engine = build_engine(work.engine, model, tokenizer, settings, dtype, work.longest, copies=False, options=options)
     del model
     params = SamplingParams.of(settings)
@@ -71,7 +73,7 @@ def measure_engine(work: Workload, variant: str = "") -> Measurement:
     return result
 
 
-def measure_generate(work: Workload, variant: str = "") -> Measurement:
+def measure_generate(work: Workload, variant: str) -> Measurement:
     """Measures tokens without log-probabilities, which `generate` returns only if it keeps all logits.
 
     It generates a whole batch until its longest sample ends. Only the tokens of the workload count.
@@ -85,7 +87,7 @@ def measure_generate(work: Workload, variant: str = "") -> Measurement:
         min_new_tokens=longest,
         max_new_tokens=longest,
         pad_token_id=pad_id(tokenizer),
-        **GENERATE_VARIANTS[variant or "dynamic-cache"],
+        **GENERATE_VARIANTS[variant],
     )
 
     @torch.inference_mode()
@@ -108,11 +110,3 @@ def _open(work: Workload) -> tuple[Any, Any, Callable[[int], list[IntArray]], di
         return ids[i * work.prompts : (i + 1) * work.prompts]
 
     return model, tokenizer, prompts, {"size": asdict(Size.of(model)), "read_tokens": sum(map(len, ids)) / len(ids)}
-
-
-def _options(work: Workload, variant: str) -> dict[str, Any]:
-    """The options of an engine that has variants."""
-    if (options := ENGINE_OPTIONS.get(work.engine)) is None:
-        return {}
-    max_batch = work.config().sampling.max_batch or work.samples
-    return options(variant or all_variants(work.engine)[0], max_batch=max_batch, longest=work.longest)

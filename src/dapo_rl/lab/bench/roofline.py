@@ -19,8 +19,6 @@ from dapo_rl.memory.model_size import ModelSize
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The sizes of a model that determine its cost."""
-
     body: int
     """Parameters that every token is multiplied with."""
     head: int

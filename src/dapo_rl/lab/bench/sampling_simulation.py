@@ -6,15 +6,13 @@ at a given acceptance rate. Both depend on the prompt alone, so all strategies s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
+from dapo_rl.base.table import figure_table
 from dapo_rl.config import SamplingSettings
 from dapo_rl.engines.protocol import Engine, SamplingParams
 from dapo_rl.evals.sampling import answer
@@ -72,11 +70,7 @@ class Rounds:
         return SampledBatch(tuple(kept), (), tuple(sampled), version=self.engine.version, tokens_generated=tokens)
 
 
-class Strategy(Protocol):
-    def fill(self, n: int) -> SampledBatch: ...
-
-
-def build_strategy(name: str, engine: Engine, group: int, n: int) -> Strategy:
+def build_strategy(name: str, engine: Engine, group: int, n: int) -> Rounds | Sampler:
     how, params = STRATEGIES[name], SamplingParams(max_new_tokens=LONGEST)
     if "round_size" in how:
         return Rounds(engine, params, group, **how)
@@ -109,16 +103,13 @@ def simulate(
     }
 
 
-def print_simulation(rows: Iterable[dict[str, Any]], console: Console | None = None) -> None:
-    console = console or Console()
+def print_simulation(report: dict[str, Any]) -> None:
+    console = Console()
     console.print(Text("per trained group: generated tokens, engine steps, age in weight versions", style="bold"))
-    shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    shown.add_column("accepted", justify="right")
-    shown.add_column("strategy", no_wrap=True)
-    for head in ("tokens", "vs. oracle", "steps", "staleness"):
-        shown.add_column(head, justify="right")
+    shown = figure_table("accepted", "strategy", "tokens", "vs. oracle", "steps", "staleness", texts=2)
+    shown.columns[0].justify, shown.columns[1].no_wrap = "right", True
     before = None
-    for row in rows:
+    for row in report["rows"]:
         lead = f"{row['acceptance']:.0%}" if row["acceptance"] != before else ""
         before = row["acceptance"]
         forms = {"tokens_per_group": ",.0f", "to_oracle": ".2f", "engine_steps_per_group": ",.0f", "staleness": ".2f"}

@@ -26,7 +26,7 @@ from dapo_rl.trainer import DAPOTrainer
 PARTS = {"gen": "timing_s/gen", "verify": "timing_s/verify", "update": "timing_s/update"}
 
 
-def measure_step(work: Workload, variant: str = "") -> Measurement:
+def measure_step(work: Workload) -> Measurement:
     config = work.config()
     model, tokenizer = open_model(work.model, torch.float32, work.device, work.seed)
     prompts = random_prompts(tokenizer, work.prompts * (work.rounds + 1), work.prompt_tokens, work.seed)
@@ -53,7 +53,7 @@ def measure_step(work: Workload, variant: str = "") -> Measurement:
         peak_memory_bytes=watch.clock.memory.peak,
         memory=watch.clock.memory.how,
         parts={name: median(row[key] for row in rows) for name, key in PARTS.items()} | watch.wall(),
-        facts={"size": asdict(Size.of(model)), **watch.plan()},
+        facts={"size": asdict(Size.of(model)), **watch.plan},
     )
 
 
@@ -71,15 +71,10 @@ class _Watch(Display):
 
     def __init__(self, work: Workload, device: torch.device) -> None:
         self._work, self.clock = work, StepClock(work, device)
-        self._notes: list[str] = []
-
-    def plan(self) -> dict[str, str]:
+        self.plan: dict[str, str] = {}
         """The note on memory savings, if the run needs any to fit into GPU memory."""
-        note = next((note for note in self._notes if note.startswith(NOTE)), None)
-        return {} if note is None else {"memory_plan": note}
 
     def wall(self) -> dict[str, float]:
-        """The median time from the end of one step to the end of the next."""
         gaps = self.clock.seconds[max(self._work.warmup, 1) :]
         return {"wall": median(gaps)} if gaps else {}
 
@@ -92,4 +87,5 @@ class _Watch(Display):
             raise _EnoughError
 
     def note(self, text: str) -> None:
-        self._notes.append(text)
+        if text.startswith(NOTE):
+            self.plan.setdefault("memory_plan", text)

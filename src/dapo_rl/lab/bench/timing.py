@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -25,13 +24,15 @@ def measure(run: Callable[[int], Any], work: Workload, device: torch.device, fac
     for i in range(work.warmup):
         run(i)
     seconds = []
-    with PeakMemory(device) as memory:
-        for i in range(work.warmup, work.rounds):
-            synchronize(device)
-            started = time.perf_counter()
-            run(i)
-            synchronize(device)
-            seconds.append(time.perf_counter() - started)
+    memory = PeakMemory(device)
+    memory.start()
+    for i in range(work.warmup, work.rounds):
+        synchronize(device)
+        started = time.perf_counter()
+        run(i)
+        synchronize(device)
+        seconds.append(time.perf_counter() - started)
+    memory.stop()
     return Measurement(tuple(seconds), memory.peak, memory.how, facts=facts)
 
 
@@ -49,9 +50,9 @@ class StepClock:
         synchronize(self._device)
         self.ends.append(time.perf_counter())
         if step == self._work.warmup:
-            self.memory.__enter__()
+            self.memory.start()
         if step == self._work.rounds:
-            self.memory.__exit__(None, None, None)
+            self.memory.stop()
 
     @property
     def seconds(self) -> list[float]:
@@ -69,17 +70,14 @@ class PeakMemory:
         self.peak = 0
         self.how = "allocated on the GPU" if device.type == "cuda" else "resident in the process"
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
         if self._device.type == "cuda":
             reset_peak(self._device)
         else:
             self.peak = _resident()
             self._watcher.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def stop(self) -> None:
         if self._device.type == "cuda":
             self.peak = peak_bytes(self._device)
         else:

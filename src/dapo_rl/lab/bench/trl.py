@@ -47,15 +47,40 @@ QUIET: dict[str, Any] = {
 """Arguments of every run: nothing is recomputed, logged or saved."""
 
 
-def measure_trl(work: Workload, variant: str) -> Measurement:
-    if TRL_VARIANTS[variant].vllm:  # before vLLM is imported
-        for name, value in VLLM_ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-    from datasets import Dataset
-    from transformers import TrainerCallback
+def trl_variant(name: str) -> Variant:
+    """The variant. It has to be asked for before TRL is imported, which imports vLLM."""
+    how = TRL_VARIANTS[name]
+    if how.vllm:
+        for variable, value in VLLM_ENVIRONMENT.items():
+            os.environ.setdefault(variable, value)
+    return how
+
+
+def trl_trainer(
+    how: Variant,
+    model: Any,
+    tokenizer: Any,
+    directory: str,
+    dtype: torch.dtype,
+    arguments: dict[str, Any],
+    **more: Any,
+) -> Any:
+    """TRL's trainer, which writes into a directory; `more` are its further arguments."""
     from trl import GRPOConfig, GRPOTrainer
 
-    how = TRL_VARIANTS[variant]
+    tokenizer.padding_side = "left"
+    if how.vllm:  # which reads the model from a directory
+        save_model(model, tokenizer, f"{directory}/model", dtype)
+        model.name_or_path = model.config.name_or_path = f"{directory}/model"
+    args = GRPOConfig(output_dir=f"{directory}/out", **arguments)
+    return GRPOTrainer(model=model, args=args, processing_class=tokenizer, **more)
+
+
+def measure_trl(work: Workload, variant: str) -> Measurement:
+    how = trl_variant(variant)
+    from datasets import Dataset
+    from transformers import TrainerCallback
+
     device = pick_device(work.device)
     watch = _Watch(work, device)
 
@@ -71,20 +96,14 @@ def measure_trl(work: Workload, variant: str) -> Measurement:
     with TemporaryDirectory(prefix="dapo-bench-trl-") as directory:
         weights = torch.float32 if how.float32_weights else getattr(torch, work.dtype)
         model, tokenizer = open_model(work.model, weights, work.device, work.seed)
-        tokenizer.padding_side = "left"
-        if how.vllm:  # which reads the model from a directory
-            save_model(model, tokenizer, f"{directory}/model", getattr(torch, work.dtype))
-            model.name_or_path = model.config.name_or_path = f"{directory}/model"
         prompts = random_prompts(tokenizer, work.prompts * (work.rounds + 1), work.prompt_tokens, work.seed)
-        trainer = GRPOTrainer(
-            model=model,
-            reward_funcs=watch.rewards,
-            args=GRPOConfig(output_dir=f"{directory}/out", **trl_arguments(work, how)),
-            train_dataset=Dataset.from_dict({"prompt": prompts}),
-            processing_class=tokenizer,
-            callbacks=[Callback()],
+        rows, dtype, arguments = (
+            Dataset.from_dict({"prompt": prompts}),
+            getattr(torch, work.dtype),
+            trl_arguments(work, how),
         )
-        trainer.train()
+        more = {"reward_funcs": watch.rewards, "train_dataset": rows, "callbacks": [Callback()]}
+        trl_trainer(how, model, tokenizer, directory, dtype, arguments, **more).train()
     return watch.measurement()
 
 

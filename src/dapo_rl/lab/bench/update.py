@@ -20,7 +20,7 @@ NOISE = 0.01
 """The standard deviation of the noise on old log-probabilities, similar to their change over one or two updates."""
 
 
-def measure_update(work: Workload, variant: str = "") -> Measurement:
+def measure_update(work: Workload) -> Measurement:
     config = work.config()
     model, tokenizer = open_model(work.model, torch.float32, work.device, work.seed)
     plan = memory_plan(config, model, work.longest, engine_releases_memory=False, has_engine=False)

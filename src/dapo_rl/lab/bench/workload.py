@@ -4,24 +4,18 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import exp, isfinite, log, sqrt
 from random import Random
 from statistics import NormalDist
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
-
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 
 Kind = Literal["rollout", "update", "step", "episodes"]
-
-STACK_SIGNAL = signal.SIGUSR1
-"""On this signal, the process of a contender writes its stack to its log."""
 
 OPTIONS = {
     "seed": "--seed",
@@ -62,9 +56,7 @@ class ToolWork:
     median_s: float
     """Median of the tools' latencies, which are lognormal."""
     longest_s: float
-    """They are cut off here."""
     at_a_time: int
-    """Episodes that are open at a time."""
     sync: bool = False
     """Whether the tool blocks its process."""
     trl_wait_s: float = 120.0
@@ -72,11 +64,9 @@ class ToolWork:
 
     @property
     def calls(self) -> int:
-        """Tool calls of an episode."""
         return self.turns - 1
 
     def latencies(self, seed: int, episodes: int) -> list[list[float]]:
-        """Seconds of the tool calls of each episode."""
         return [[self.latency(seed, i, turn) for turn in range(1, self.turns)] for i in range(episodes)]
 
     def latency(self, seed: int, episode: int, turn: int) -> float:
@@ -111,11 +101,9 @@ class Workload:
     lengths: str = ""
     """The distribution of the lengths; empty if all samples have `tokens` tokens."""
     tools: ToolWork | None = None
-    """For `bench episodes`."""
 
     @property
     def group_lengths(self) -> tuple[tuple[int, ...], ...]:
-        """For each prompt, the lengths of its samples."""
         return draw_lengths(self.lengths or f"fixed:{self.tokens}", self.tokens, self.prompts, self.group, self.seed)
 
     @property
@@ -185,31 +173,12 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True)
-class BenchJob:
-    """The work of one contender, for a separate process."""
-
-    contender: str
-    """`dapo`, `limit`, or a peer: `trl`, `generate`, an engine."""
-    work: Workload
-    variant: str = ""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> BenchJob:
-        return TypeAdapter(cls).validate_json(text)
-
-
-@dataclass(frozen=True, slots=True)
 class Measurement:
     """The report of a contender's process."""
 
     seconds: tuple[float, ...]
-    """One per repeat."""
     peak_memory_bytes: int
     memory: str
-    """How the memory was measured."""
     parts: dict[str, float] = field(default_factory=dict)
     """The parts of the seconds, as medians over the repeats."""
     facts: dict[str, Any] = field(default_factory=dict)

@@ -38,12 +38,9 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class PaperRow:
-    """What a paper specifies about one component."""
-
     name: str
     reference: str
     paper: str
-    """The paper's value."""
     settings: str
     """The keys that it reads, separated by spaces."""
     kind: Kind = "settings"
@@ -111,7 +108,6 @@ class Paper:
     """Settings that do nothing in its algorithm, separated by spaces."""
 
     def compare(self, config: Config) -> tuple[Comparison, ...]:
-        """Every row, except those that the recipe's other settings make meaningless."""
         found = []
         for row in self.rows:
             if (finding := row.find(config)) is not None:

@@ -75,10 +75,6 @@ def _filters(config: Config) -> str:
     return kept if config.sampling.filter is None else f"{kept}, and {config.sampling.filter}"
 
 
-def _truncations(config: Config) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in config.sampling.truncations.items())
-
-
 def _importance(algo: AlgoSettings) -> str:
     cap, floor, masks = algo.importance_cap, algo.importance_floor, algo.importance_mode == "mask"
     if floor is None:
@@ -149,7 +145,9 @@ DERIVED: dict[str, Callable[[RecipeFacts], Any]] = {
     "ddof_gain": lambda facts: (facts["sampling.group_size"] / (facts["sampling.group_size"] - 1)) ** 0.5 - 1,
     "divides_by_std": lambda facts: _divides_by_std(facts.config),
     "filters": lambda facts: _filters(facts.config),
-    "truncations": lambda facts: _truncations(facts.config),
+    "truncations": lambda facts: ", ".join(
+        f"{name} {value:g}" for name, value in facts["sampling.truncations"].items()
+    ),
     "groups_without_signal": lambda facts: 2 * 0.5 ** facts["sampling.group_size"],
     "staleness": lambda facts: counted(facts["sampling.max_staleness"], "version"),
     "penalty_start": lambda facts: facts["overlong_max_length"] - facts["overlong_cache_length"],

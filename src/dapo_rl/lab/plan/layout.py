@@ -38,7 +38,6 @@ ROOMY = 8
 class Layout:
     gpus: int
     tensor_parallel: int = 1
-    """GPUs per engine."""
     rollout_gpus: int | None = None
     """GPUs that only sample; None: all GPUs sample and update in turns."""
 
@@ -53,8 +52,6 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class GpuMemory:
-    """The memory of a recipe on each GPU of a layout."""
-
     config: Config
     size: ModelSize
     gpu: Gpu
@@ -101,11 +98,9 @@ class GpuMemory:
 
     @property
     def pages(self) -> int:
-        """Tokens that the pages of one engine hold."""
         return self._kv_bytes // self.sizes.kv_token
 
     def updating(self) -> tuple[MemoryPart, ...]:
-        """What is on a trainer's GPU during an update."""
         return tuple(MemoryPart(name, nbytes, about) for name, nbytes, _, about in self._parts() if nbytes > 0)
 
     def sampling(self) -> tuple[MemoryPart, ...]:
@@ -185,7 +180,6 @@ class GpuMemory:
 
     @property
     def _updating(self) -> int:
-        """Bytes on a trainer's GPU during an update."""
         return self._resident + self._trainer_sizes.working(self.token_budget, self.recompute)
 
     @property

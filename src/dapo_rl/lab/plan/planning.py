@@ -29,8 +29,6 @@ SPLITS = (0.375, 0.5, 0.625, 0.75, 0.875)
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What the user asks."""
-
     config: Config
     gpu: Gpu
     gpus: int
@@ -59,7 +57,6 @@ class RunPlan:
     apart: GpuMemory | None
     """On separate GPUs, if that is possible."""
     results: tuple[WayResult, ...]
-    """Of the ways that fit."""
     problems: tuple[str, ...]
     """What does not fit, and what mends it."""
 
@@ -114,7 +111,6 @@ def _memory(question: Question, size: ModelSize, rollout_gpus: int | None) -> Gp
 
 
 def _apart(question: Question, size: ModelSize, tp: int) -> tuple[GpuMemory | None, list[WayResult], list[str]]:
-    """The best split into GPUs that sample and GPUs that train."""
     engine = question.tensor_parallel or 1
     tried = [question.rollout_gpus] if question.rollout_gpus else _splits(question.gpus, tp)
     splits = [n for n in tried if n % engine == 0]

@@ -2,7 +2,7 @@
 
 A step of decoding reads the weights, and the keys and values of all running samples; with many samples its matrix
 products take longer than reading the weights. An update takes 6 FLOP per parameter and token, 8 if layers are
-recomputed, and reads and writes activations.
+recomputed, and 2 less if the weights are frozen below LoRA's adapters; and it reads and writes activations.
 """
 
 from __future__ import annotations
@@ -100,12 +100,10 @@ class Rates:
 
     @property
     def flops(self) -> float:
-        """FLOP/s that a GPU reaches in matrix products."""
         return self.shares.matmul * self.gpu.tflops * 1e12
 
     @property
     def bandwidth(self) -> float:
-        """Bytes/s that a GPU reads from its memory."""
         return self.shares.bandwidth * self.gpu.bandwidth * 1e9
 
     @property
@@ -117,7 +115,6 @@ class Rates:
 
     @property
     def kv_token(self) -> int:
-        """Bytes of the keys and values of one token."""
         return 4 * self.size.layers * self.size.keys
 
     def decode_fixed(self, rows: int) -> float:
@@ -145,18 +142,20 @@ class Rates:
         """Seconds until the keys and values of so many tokens are computed."""
         return 2 * self.matrices * tokens / self.tensor_parallel / self.flops
 
-    def update(self, tokens: float, position: float, recompute: bool) -> float:
+    def update(self, tokens: float, position: float, recompute: bool, adapters: int | None = None) -> float:
         """Seconds that one GPU computes the gradient of so many tokens; `position` is their mean position in their
-        samples."""
+        samples, and `adapters` the parameters of LoRA's adapters, if only they are trained."""
         size = self.size
         attention = 2 * size.layers * size.queries * position
-        work = (8 if recompute else 6) * self.matrices + (4 if recompute else 3) * 2 * attention
+        work = (8 if recompute else 6) * (self.matrices + (adapters or 0)) + (4 if recompute else 3) * 2 * attention
+        if adapters is not None:
+            work -= 2 * self.matrices
         activations = self.shares.passes * size.layers * size.layer_bytes(bfloat16=True)
         return tokens * (work / self.flops + activations / self.bandwidth)
 
-    def optimizer(self, gpus: int) -> float:
+    def optimizer(self, gpus: int, adapters: int | None = None) -> float:
         """Seconds of an optimizer step whose state is divided over GPUs."""
-        return OPTIMIZER_BYTES * self.size.parameters / gpus / self.bandwidth
+        return OPTIMIZER_BYTES * self._trained(adapters) / gpus / self.bandwidth
 
     def gather(self, nbytes: float, gpus: int) -> float:
         """Seconds in which each of the GPUs gets all of a tensor that is divided among them. The same for the sum of a
@@ -168,10 +167,13 @@ class Rates:
         between = nbytes * (nodes - 1) / nodes / (LINK_SHARE * self.gpu.network * 1e9 * GPUS_PER_NODE)
         return max(inside, between)
 
-    def gradients(self, micro_batches: int, gpus: int) -> float:
+    def gradients(self, micro_batches: int, gpus: int, adapters: int | None = None) -> float:
         """Seconds of FSDP's traffic: for each micro-batch, weights in bfloat16 for the forward and the backward pass,
         and the sum of the gradients in float32."""
-        return micro_batches * self.gather(8 * self.size.parameters, gpus)
+        return micro_batches * self.gather(4 * self.size.parameters + 4 * self._trained(adapters), gpus)
+
+    def _trained(self, adapters: int | None) -> int:
+        return self.size.parameters if adapters is None else adapters
 
     def transfer(self, gpus: int) -> float:
         """Seconds until all engines have new weights: each node receives them once."""
@@ -185,8 +187,6 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class UpdateTime:
-    """Seconds of the updates of a step."""
-
     even: float
     """If every rank had the same number of tokens."""
     uneven: float
@@ -218,31 +218,29 @@ def update_time(
     epochs: int = 1,
     critic: bool = False,
     scored: int = 0,
+    adapters: int | None = None,
     transfer: float = 0.0,
 ) -> UpdateTime:
     """The time of a step's updates, in which samples are spread over the ranks by their tokens.
 
     `lengths` are the step's samples in the order of training, and `token_budget` the tokens of a micro-batch. A critic
-    of the same size is trained too, and scores each sample once, as do `scored` others before the first update.
+    of the same size is trained too, all of it, and scores each sample once, as do `scored` others before the first
+    update. `adapters` are the trained parameters of a policy with LoRA.
     """
     size = max(1, ceil(len(lengths) / mini_batches))
-    even = uneven = traffic = 0.0
-    updates = 0
+    even = uneven = traffic = optimizer = 0.0
+    scoring = FORWARD_SHARE * (critic + scored)
     for start in range(0, len(lengths), size):
         batch = lengths[start : start + size]
         tokens, most = sum(batch), largest_load(batch, gpus)
         position = prompt_tokens + sum(length * length for length in batch) / (2 * tokens)
-        shared = rates.update(tokens / gpus, position, recompute)
-        longest = rates.update(most, position, recompute)
-        even += shared
-        uneven += longest - shared
-        traffic += max(0.0, rates.gradients(ceil(most / token_budget), gpus) - longest)
-        updates += 1
-    often = epochs * (2 if critic else 1)
-    passes = often + FORWARD_SHARE * (critic + scored)
-    return UpdateTime(
-        even * passes, uneven * passes, traffic * often, updates * often * rates.optimizer(gpus), transfer
-    )
+        for trained, often, passes in ((adapters, epochs, epochs), (None, epochs * critic, epochs * critic + scoring)):
+            shared, longest = (rates.update(load, position, recompute, trained) for load in (tokens / gpus, most))
+            even += passes * shared
+            uneven += passes * (longest - shared)
+            traffic += often * max(0.0, rates.gradients(ceil(most / token_budget), gpus, trained) - longest)
+            optimizer += often * rates.optimizer(gpus, trained)
+    return UpdateTime(even, uneven, traffic, optimizer, transfer)
 
 
 def largest_load(lengths: Sequence[int], ranks: int) -> int:

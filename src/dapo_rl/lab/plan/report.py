@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -15,6 +14,7 @@ from rich.text import Text
 
 from dapo_rl.base.format import count, duration, gib
 from dapo_rl.base.quote import printable
+from dapo_rl.base.table import figure_table
 from dapo_rl.config import Config
 from dapo_rl.errors import UserError
 from dapo_rl.lab.batch_arithmetic import judged_by_policy
@@ -42,8 +42,8 @@ def run_plan(config: Config, gpu: str, options: Mapping[str, Any], picture: Path
         draw_plan(plan, picture)
 
 
-def print_plan(plan: RunPlan, console: Console | None = None) -> None:
-    console = console or Console()
+def print_plan(plan: RunPlan) -> None:
+    console = Console()
     question = plan.question
     sampling = question.config.sampling
     console.print(Text(f"{question.config.model.name} on {question.gpus:,} × {question.gpu.name}", style="bold"))
@@ -92,10 +92,7 @@ def _print_memory(console: Console, title: str, memory: GpuMemory) -> None:
 
 
 def _print_ways(console: Console, plan: RunPlan) -> None:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("sampling")
-    for head in ("step", "sample", "update", "run", "GPU hours", "tokens", "age"):
-        table.add_column(head, justify="right")
+    table = figure_table("sampling", "step", "sample", "update", "run", "GPU hours", "tokens", "age")
     for result in plan.results:
         run = plan.steps * result.step_seconds
         table.add_row(

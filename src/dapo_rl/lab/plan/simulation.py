@@ -8,11 +8,12 @@ from typing import Literal
 
 from dapo_rl.config import SamplingSettings
 from dapo_rl.engines.protocol import SamplingParams
-from dapo_rl.lab.bench.sampling_simulation import Rounds, Strategy
+from dapo_rl.lab.bench.sampling_simulation import Rounds
 from dapo_rl.lab.plan.layout import GpuMemory, Layout
 from dapo_rl.lab.plan.rates import Rates, UpdateTime, update_time
 from dapo_rl.lab.simulated_engine import Load, Replica, SimulatedEngine
 from dapo_rl.lab.simulated_world import EndlessPrompts, NoWeights, SaysSo, World
+from dapo_rl.memory.sizes import trained_parameters
 from dapo_rl.rollout.batch_builder import SampledBatch
 from dapo_rl.rollout.sampler import Sampler
 
@@ -32,9 +33,7 @@ TAIL = 0.25
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
     start: float
-    """When its sampling began."""
     sampled: float
-    """When its batch was full."""
     update_start: float
     end: float
     update: UpdateTime
@@ -50,7 +49,6 @@ class WayResult:
     layout: Layout
     steps: tuple[PlannedStep, ...]
     warmup: int
-    """Steps before the ones that count."""
     loads: tuple[Load, ...]
     preempted: int
 
@@ -100,8 +98,6 @@ class WayResult:
 
 @dataclass(frozen=True, slots=True)
 class Simulation:
-    """A run on one layout of GPUs."""
-
     memory: GpuMemory
     rates: Rates
     world: World
@@ -111,58 +107,31 @@ class Simulation:
     share: int = 1
     """Simulates one engine in so many, and the same share of the prompts: all engines have the same load."""
     round_size: int = VERL_ROUND
-    """Batches per round."""
 
     def run(self, way: Way) -> WayResult:
-        engine, k = self._engine(), self.share
+        """Asynchronous engines keep sampling during updates, up to `max_staleness` steps ahead."""
+        engine, k, ahead = self._engine(), self.share, max(1, self.settings.max_staleness)
         strategy = self._strategy(way, engine)
-        run = self._overlapped if way == "asynchronous" else self._in_turns
-        steps = run(engine, strategy)
-        loads = tuple(Load(time, k * running, k * waiting) for time, running, waiting in engine.loads)
-        return WayResult(way, self.memory.layout, tuple(steps), self.warmup, loads, k * engine.preempted)
-
-    def _in_turns(self, engine: SimulatedEngine, strategy: Strategy) -> list[PlannedStep]:
-        steps = []
-        for number in range(self.steps):
-            start = engine.now
-            fill = strategy.fill(self.prompts)
-            sampled = engine.now
-            update = self._update(fill)
-            engine.rest_until(sampled + update.total)
-            engine.receive(number + 1, NoWeights())
-            steps.append(self._step(fill, start, sampled, sampled, sampled + update.total, update))
-        return steps
-
-    def _overlapped(self, engine: SimulatedEngine, strategy: Strategy) -> list[PlannedStep]:
-        """Engines keep sampling during updates, up to `max_staleness` steps ahead."""
         steps: list[PlannedStep] = []
-        ahead = max(1, self.settings.max_staleness)
         for number in range(self.steps):
-            if number > ahead:
+            if way == "asynchronous" and number > ahead:
                 engine.rest_until(steps[number - 1 - ahead].end)
             start = engine.now
             fill = strategy.fill(self.prompts)
-            update = self._update(fill)
-            begin = max(engine.now, steps[-1].end if steps else 0.0)
-            end = begin + update.updating
-            engine.receive_at(end, number + 1, update.transfer)
-            steps.append(self._step(fill, start, engine.now, begin, end, update))
-        return steps
-
-    def _step(
-        self, fill: SampledBatch, start: float, sampled: float, begin: float, end: float, update: UpdateTime
-    ) -> PlannedStep:
-        ages = [fill.version - int(group.samples[0].versions[0]) for group in fill.kept]
-        return PlannedStep(
-            start,
-            sampled,
-            begin,
-            end,
-            update,
-            trained_tokens=self.share * sum(group.tokens for group in fill.kept),
-            generated_tokens=self.share * fill.tokens_generated,
-            stale=sum(ages) / max(1, len(ages)),
-        )
+            sampled, update = engine.now, self._update(fill)
+            if way == "asynchronous":
+                begin = max(sampled, steps[-1].end if steps else 0.0)
+                end = begin + update.updating
+                engine.receive_at(end, number + 1, update.transfer)
+            else:
+                begin, end = sampled, sampled + update.total
+                engine.rest_until(end)
+                engine.receive(number + 1, NoWeights())
+            ages = [fill.version - int(group.samples[0].versions[0]) for group in fill.kept]
+            trained, stale = k * sum(group.tokens for group in fill.kept), sum(ages) / max(1, len(ages))
+            steps.append(PlannedStep(start, sampled, begin, end, update, trained, k * fill.tokens_generated, stale))
+        loads = tuple(Load(time, k * running, k * waiting) for time, running, waiting in engine.loads)
+        return WayResult(way, self.memory.layout, tuple(steps), self.warmup, loads, k * engine.preempted)
 
     def _update(self, fill: SampledBatch) -> UpdateTime:
         memory, config, train = self.memory, self.memory.config, self.memory.config.train
@@ -182,12 +151,12 @@ class Simulation:
             epochs=train.epochs_per_step,
             critic=config.has_critic,
             scored=sum(scores),
+            adapters=None if config.model.lora is None else trained_parameters(config, memory.size),
             transfer=self.rates.transfer(memory.layout.gpus),
         )
 
     @property
     def prompts(self) -> int:
-        """Groups of a step that are simulated."""
         return self.settings.prompts_per_step // self.share
 
     @property
@@ -201,7 +170,7 @@ class Simulation:
         alone = self.rates.decode(1, self.world.longest // 2) * self.world.longest
         return SimulatedEngine(self.world, replicas, alone / POLLS)
 
-    def _strategy(self, way: Way, engine: SimulatedEngine) -> Strategy:
+    def _strategy(self, way: Way, engine: SimulatedEngine) -> Rounds | Sampler:
         settings = self.settings
         params = SamplingParams(max_new_tokens=settings.max_new_tokens)
         if way == "rounds":
