@@ -99,6 +99,11 @@ class Request(Record):
         return self.new
 
     @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """Its samples with their tokens so far."""
+        return (*self.partial, *map(Trajectory.nothing, self.starting))
+
+    @property
     def indices(self) -> tuple[int, ...]:
         return (*(sample.index for sample in self.partial), *self.starting)
 
@@ -228,7 +233,7 @@ def engine_metrics(engine: Engine) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class EngineInputs:
-    """What a built-in engine's `build` gets."""
+    """What an engine is built from."""
 
     model: Any
     tokenizer: Any

@@ -103,7 +103,7 @@ class VLLMEngine(Engine):
         if self._held is not None:
             self._held.append(request)
             return
-        for partial in (*request.partial, *(Trajectory.nothing(index) for index in request.starting)):
+        for partial in request.trajectories:
             self._submitted += 1
             name = f"{self._submitted}:{request.id}:{partial.index}"
             ids = np.concatenate([request.prompt_ids, partial.token_ids]).tolist()
