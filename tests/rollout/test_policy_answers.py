@@ -7,7 +7,7 @@ from support import ScriptedEngine, make_prompt, make_sample, weights_of
 
 from dapo_rl.config import Config, ModelSettings, RewardSettings, SamplingSettings
 from dapo_rl.engines.build import build_engine
-from dapo_rl.engines.protocol import Completion, Engine, Request, SamplingParams
+from dapo_rl.engines.protocol import Completion, Engine, EngineInputs, Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.envs import OneTurn
 from dapo_rl.errors import StopRequested, UserError
@@ -79,7 +79,7 @@ class Setting:
         self.model, self.tokenizer = embedded()
         context = context or longest_question(self.pool, self.tokenizer, self.config, self.model, 100)
         settings, dtype = SamplingSettings(max_new_tokens=56), next(self.model.parameters()).dtype
-        made = build_engine(name, self.model, self.tokenizer, settings, dtype, context, copies=True)
+        made = build_engine(name, EngineInputs(self.model, self.tokenizer, settings, dtype, context))
         self.engine = Watched(made)
         use_as_judge(self.pool, self.engine, self.tokenizer, self.config, context)
 

@@ -19,7 +19,7 @@ from dapo_rl.engine_specs import CUSTOM, EngineSpec, engine_spec
 from dapo_rl.engines.build import build_engine
 from dapo_rl.engines.custom import is_engine
 from dapo_rl.engines.native.kv_cache import memory_share
-from dapo_rl.engines.protocol import Engine
+from dapo_rl.engines.protocol import Engine, EngineInputs
 from dapo_rl.errors import UserError
 from dapo_rl.memory.ranks import SHARED_SHARE
 from dapo_rl.models.weights import WeightSource
@@ -59,8 +59,7 @@ class EngineParts:
         kv_bytes = self.kv_bytes
         if device.type == "cuda" and self.kv_share is not None:
             kv_bytes = int(torch.cuda.mem_get_info(device)[0] * self.kv_share)
-        engine = build_engine(
-            self.named,
+        inputs = EngineInputs(
             model,
             self.tokenizer,
             self.sampling,
@@ -73,6 +72,7 @@ class EngineParts:
             gpus=self.gpus,
             gpu_share=self.gpu_share,
         )
+        engine = build_engine(self.named, inputs)
         if weights.version != engine.version:
             engine.receive(weights.version, weights)
         return engine

@@ -24,7 +24,7 @@ from dapo_rl.config import ModelSettings
 from dapo_rl.data import Rows, build_prompts, copies, load_rows, once_each
 from dapo_rl.engines.build import build_engine
 from dapo_rl.engines.custom import vocabulary_of
-from dapo_rl.engines.protocol import Engine, SamplingParams
+from dapo_rl.engines.protocol import Engine, EngineInputs, SamplingParams
 from dapo_rl.envs.build import build_environment, environment_rows, gives_rewards
 from dapo_rl.envs.pool import Environments
 from dapo_rl.errors import UserError
@@ -226,7 +226,8 @@ def _prepare(plan: EvalPlan, chosen: ModelSettings, rows: Rows, judges: _Judges,
         limits = {"context": longest, "max_new_tokens": params.max_new_tokens, "vocabulary": vocabulary_of(model)}
         conversations = build_conversations(config, environments, tokenizer, **limits, rewards=gives_rewards(config))
     longest = longest_question(verifier, tokenizer, config, model, longest)
-    engine = build_engine(config.engine, model, tokenizer, config.sampling, dtype, longest, copies=False)
+    inputs = EngineInputs(model, tokenizer, config.sampling, dtype, longest, copies=False)
+    engine = build_engine(config.engine, inputs)
     use_as_judge(verifier, engine, tokenizer, config, longest)
     return _Work(engine, prompts, params, k, f"{described}; {_how(params)}", conversations)
 

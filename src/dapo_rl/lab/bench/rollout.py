@@ -11,7 +11,7 @@ import torch
 
 from dapo_rl.engine_specs import engine_spec
 from dapo_rl.engines.build import build_engine
-from dapo_rl.engines.protocol import Request, SamplingParams
+from dapo_rl.engines.protocol import EngineInputs, Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.model_shapes import open_model, random_prompts
@@ -41,7 +41,8 @@ def measure_engine(work: Workload, variant: str = "") -> Measurement:
     if options:
         facts["options"] = options
         options = {**options, "seeded": False}  # per-request seeds slow vLLM down
-    engine = build_engine(work.engine, model, tokenizer, settings, dtype, work.longest, copies=False, options=options)
+    inputs = EngineInputs(model, tokenizer, settings, dtype, work.longest, copies=False, options=options)
+    engine = build_engine(work.engine, inputs)
     del model
     params = SamplingParams.of(settings)
 
