@@ -29,7 +29,7 @@ from dapo_rl.engines.protocol import Request
 from dapo_rl.outcomes import Former, Outcome
 from dapo_rl.rewards.validation import fault_of
 from dapo_rl.rollout.acceptance_rate import Acceptance
-from dapo_rl.rollout.batch_builder import BatchBuilder, PausedBatch
+from dapo_rl.rollout.batch_builder import PausedBatch, SampledBatch
 from dapo_rl.rollout.conversation import Conversation
 from dapo_rl.rollout.dynamic_sampling import Grading, Observed
 from dapo_rl.rollout.in_flight import InFlightGroup, Unread
@@ -171,21 +171,21 @@ def _episodes_entry(flight: InFlightGroup, tokens: list[Trajectory]) -> dict[str
 
 
 def _interrupted_entry(interrupted: PausedBatch, tokens: list[Trajectory]) -> dict[str, Any]:
-    builder = interrupted.builder
+    batch = interrupted.batch
     return {
-        "kept": [_group_entry(group, tokens) for group in builder.kept],
-        "dropped": [_group_entry(group, tokens) | {"fate": outcome} for group, outcome in builder.dropped],
+        "kept": [_group_entry(group, tokens) for group in batch.kept],
+        "dropped": [_group_entry(group, tokens) | {"fate": outcome} for group, outcome in batch.dropped],
         "rejected": [_group_entry(group, tokens) | {"fate": outcome} for group, outcome in interrupted.rejected],
         "unread": [_unread_entry(unread, tokens) for unread in interrupted.unread],
-        "sampled": [group.draw for group in builder.sampled],
-        "drawn": builder.drawn,
-        "finished_tokens": builder.finished_tokens,
-        "cancelled_tokens": builder.cancelled_tokens,
-        "restarted_tokens": builder.restarted_tokens,
-        "generate_seconds": builder.generate_seconds,
-        "verify_seconds": builder.verify_seconds,
-        "earlier_seconds": builder.earlier_seconds,
-        "notes": builder.notes,
+        "sampled": [group.draw for group in batch.sampled],
+        "drawn": batch.drawn,
+        "finished_tokens": batch.tokens_finished,
+        "cancelled_tokens": batch.tokens_cancelled,
+        "restarted_tokens": batch.tokens_restarted,
+        "generate_seconds": batch.generate_seconds,
+        "verify_seconds": batch.verify_seconds,
+        "earlier_seconds": batch.earlier_seconds,
+        "notes": batch.notes,
     }
 
 
@@ -375,21 +375,20 @@ class _Interrupted(Saved):
             unread.append(Unread(entry.restored(find, request, tokens).flight, entry.polls, verdicts))
         judged = [*carried, *kept, *(group for group, _ in (*dropped, *rejected))]
         by_draw = {group.draw: group for group in judged}
-        builder = BatchBuilder(
-            0,
+        batch = SampledBatch(
             kept,
             dropped,
             [by_draw[draw] for draw in self.sampled],
-            self.drawn,
-            self.finished_tokens,
-            self.cancelled_tokens,
-            self.generate_seconds,
-            self.verify_seconds,
-            self.earlier_seconds,
-            list(self.notes),
-            restarted_tokens=self.restarted_tokens,
+            drawn=self.drawn,
+            tokens_finished=self.finished_tokens,
+            tokens_cancelled=self.cancelled_tokens,
+            tokens_restarted=self.restarted_tokens,
+            generate_seconds=self.generate_seconds,
+            verify_seconds=self.verify_seconds,
+            earlier_seconds=self.earlier_seconds,
+            notes=self.notes,
         )
-        return PausedBatch(builder, rejected, tuple(unread))
+        return PausedBatch(batch, rejected, tuple(unread))
 
 
 class _Acceptance(Saved):

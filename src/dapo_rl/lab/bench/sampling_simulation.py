@@ -69,7 +69,7 @@ class Rounds:
         if len(kept) < n and self.gives_up:
             kept = sampled[:n]
         tokens = sum(group.tokens for group in sampled)
-        return SampledBatch(tuple(kept), (), tuple(sampled), version=self.engine.version, tokens_generated=tokens)
+        return SampledBatch(kept, [], sampled, version=self.engine.version, tokens_finished=tokens)
 
 
 class Strategy(Protocol):
