@@ -538,7 +538,7 @@ def test_the_estimate_is_kept_for_each_source():
         acceptance.observe("fit", True)
     assert acceptance.rate("easy") < 0.15 < 0.9 < acceptance.rate("fit")
     assert 0.5 < acceptance.rate("new") < 0.7, "a little more than seen: too few are topped up, too many are wasted"
-    assert Acceptance.from_state(json.loads(json.dumps(acceptance.state()))) == acceptance
+    assert Acceptance.model_validate(json.loads(json.dumps(acceptance.model_dump()))) == acceptance
 
 
 def test_prompts_that_are_always_right_rest_where_that_is_asked_for():

@@ -86,7 +86,7 @@ def test_everything_comes_back_as_it_was(carried, arrived, begun, graded, order,
     filling = SampledBatch([kept], [(dropped, "surplus")], sampled, **counts, **seconds, notes=["½"])
     unread = Unread(whole, 2, verdicts if judged else None)
     interrupted = PausedBatch(filling, ((rejected, "all_wrong"),), (unread,))
-    grading = Grading(1.0, -1.0, graded, rewards)
+    grading = Grading(correct=1.0, wrong=-1.0, graded=graded, rewards=rewards)
     more = {"interrupted": interrupted if order[0] else None, "order": ("b", "a"), "restarted": Restarted(4, 3)}
     state = SamplerState(15, Acceptance(), grading, groups, (SavedFlight(flight),), **more)
     with TemporaryDirectory() as directory:

@@ -254,9 +254,9 @@ class Episodes:
         """The episodes that are with their environments, in the order in which they came there."""
         return tuple(
             SavedStep(
-                step.flight.draw,
-                None if step.conversation is None else step.conversation.index,
-                self._pending.age(step),
+                draw=step.flight.draw,
+                index=None if step.conversation is None else step.conversation.index,
+                polls=self._pending.age(step),
             )
             for step in self._pending.environments.values()
         )

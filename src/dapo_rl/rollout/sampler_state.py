@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,9 +14,7 @@ from dapo_rl.base.format import counted
 from dapo_rl.base.quote import one_line
 from dapo_rl.base.saved import (
     LARGEST,
-    AsTuple,
     Count,
-    Finite,
     Saved,
     parse_state,
     read_state,
@@ -31,13 +29,21 @@ from dapo_rl.rewards.validation import fault_of
 from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.batch_builder import PausedBatch, SampledBatch
 from dapo_rl.rollout.conversation import Conversation
-from dapo_rl.rollout.dynamic_sampling import Grading, Observed
+from dapo_rl.rollout.dynamic_sampling import Grading
 from dapo_rl.rollout.in_flight import InFlightGroup, Unread
-from dapo_rl.rollout.saved_episodes import NOTHING_RESTARTED, Restarted, SavedFlight, SavedStep
+from dapo_rl.rollout.saved_episodes import Restarted, SavedFlight, SavedStep
 from dapo_rl.rollout.trajectory_file import read_trajectories, trajectory_file, write_trajectories
 from dapo_rl.types import FinishReason, Group, Prompt, Trajectory, Verdict
 
 FILE = "sampler.json"
+COUNTED = {
+    "drawn": "drawn",
+    "finished_tokens": "tokens_finished",
+    "cancelled_tokens": "tokens_cancelled",
+    "restarted_tokens": "tokens_restarted",
+    **{name: name for name in ("generate_seconds", "verify_seconds", "earlier_seconds", "notes")},
+}
+"""What a batch has counted, by its name in the file."""
 FindPrompt = Callable[[str], Prompt]
 FullRequest = Callable[[int, Prompt, int], Request]
 
@@ -55,7 +61,7 @@ class SamplerState:
     order: tuple[str, ...] = ()
     """Requests of conversations, in the order in which they are resubmitted."""
     steps: tuple[SavedStep, ...] = ()
-    restarted: Restarted = NOTHING_RESTARTED
+    restarted: Restarted = field(default_factory=Restarted)
     """Tokens of episodes that had to start again, and are not counted yet."""
 
     def write(self, directory: Path) -> None:
@@ -63,13 +69,13 @@ class SamplerState:
         tokens: list[Trajectory] = []
         state = {
             "next_draw": self.next_draw,
-            "acceptance": self.acceptance.state(),
-            "grading": asdict(self.grading),
+            "acceptance": self.acceptance.model_dump(),
+            "grading": self.grading.model_dump(),
             "carried": [_group_entry(group, tokens) for group in self.carried],
             "flights": [_flight_entry(each.flight, tokens) for each in self.flights],
             "interrupted": None if self.interrupted is None else _interrupted_entry(self.interrupted, tokens),
             "order": list(self.order),
-            "steps": [asdict(step) for step in self.steps],
+            "steps": [step.model_dump() for step in self.steps],
             "restarted": list(self.restarted),
         }
         write_state(directory / FILE, state)
@@ -99,19 +105,8 @@ class SamplerState:
             flights = tuple(entry.restored(find, request, tokens) for entry in state.flights)
             entry = state.interrupted
             interrupted = None if entry is None else entry.restored(find, request, tokens, carried)
-        acceptance = Acceptance.from_state(state.acceptance.model_dump())
-        steps = tuple(SavedStep(step.draw, step.index, step.polls) for step in state.steps)
-        return cls(
-            state.next_draw,
-            acceptance,
-            state.grading.restored(),
-            carried,
-            flights,
-            interrupted,
-            tuple(state.order),
-            steps,
-            Restarted(*state.restarted),
-        )
+        more = (tuple(state.order), tuple(state.steps), state.restarted)
+        return cls(state.next_draw, state.acceptance, state.grading, carried, flights, interrupted, *more)
 
 
 def _group_entry(group: Group, tokens: list[Trajectory]) -> dict[str, Any]:
@@ -178,14 +173,7 @@ def _interrupted_entry(interrupted: PausedBatch, tokens: list[Trajectory]) -> di
         "rejected": [_group_entry(group, tokens) | {"fate": outcome} for group, outcome in interrupted.rejected],
         "unread": [_unread_entry(unread, tokens) for unread in interrupted.unread],
         "sampled": [group.draw for group in batch.sampled],
-        "drawn": batch.drawn,
-        "finished_tokens": batch.tokens_finished,
-        "cancelled_tokens": batch.tokens_cancelled,
-        "restarted_tokens": batch.tokens_restarted,
-        "generate_seconds": batch.generate_seconds,
-        "verify_seconds": batch.verify_seconds,
-        "earlier_seconds": batch.earlier_seconds,
-        "notes": batch.notes,
+        **{name: getattr(batch, own) for name, own in COUNTED.items()},
     }
 
 
@@ -194,8 +182,6 @@ def _unread_entry(unread: Unread, tokens: list[Trajectory]) -> dict[str, Any]:
     return _flight_entry(unread.flight, tokens) | {"polls": unread.polls, "verdicts": verdicts}
 
 
-_Seen = Annotated[float, Field(ge=0, le=1e9)]
-_Rate = Annotated[list[_Seen], Field(min_length=2, max_length=2)]
 _Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
 
@@ -287,8 +273,6 @@ class _Flight(Saved):
     finish_reasons: list[FinishReason]
     begun: list[Count]
     new: list[Count]
-    ended: list[None] = Field(default_factory=list)
-    """Of earlier versions."""
     episodes: _Episodes | None = None
     """With an environment."""
 
@@ -379,50 +363,21 @@ class _Interrupted(Saved):
             kept,
             dropped,
             [by_draw[draw] for draw in self.sampled],
-            drawn=self.drawn,
-            tokens_finished=self.finished_tokens,
-            tokens_cancelled=self.cancelled_tokens,
-            tokens_restarted=self.restarted_tokens,
-            generate_seconds=self.generate_seconds,
-            verify_seconds=self.verify_seconds,
-            earlier_seconds=self.earlier_seconds,
-            notes=self.notes,
+            **{own: getattr(self, name) for name, own in COUNTED.items()},
         )
         return PausedBatch(batch, rejected, tuple(unread))
 
 
-class _Acceptance(Saved):
-    overall: _Rate
-    sources: dict[str, _Rate]
-
-
-class _Grading(Saved):
-    correct: Finite | None = None
-    wrong: Finite | None = None
-    graded: bool = False
-    rewards: dict[str, Annotated[tuple[Finite, Finite, Finite], AsTuple]] = Field(default_factory=dict)
-
-    def restored(self) -> Grading:
-        rewards = {name: Observed(*seen) for name, seen in self.rewards.items()}
-        return Grading(self.correct, self.wrong, self.graded, rewards)
-
-
-class _Step(Saved):
-    draw: Count
-    index: Count | None
-    polls: Count
-
-
 class SavedSampler(Saved):
     next_draw: Count
-    acceptance: _Acceptance
-    grading: _Grading = _Grading()
+    acceptance: Acceptance
+    grading: Grading = Grading()
     carried: list[_Group]
     flights: list[_Flight]
     interrupted: _Interrupted | None = None
     order: list[str] = Field(default_factory=list)
-    steps: list[_Step] = Field(default_factory=list)
-    restarted: Annotated[list[Count], Field(min_length=2, max_length=2)] = Field(default_factory=lambda: [0, 0])
+    steps: list[SavedStep] = Field(default_factory=list)
+    restarted: Restarted = Restarted()
 
     @property
     def judged(self) -> list[_Group]:
