@@ -107,25 +107,18 @@ class Episodes:
         request = self.request(draw, prompt, version)
         flight = self._held[draw] = InFlightGroup(draw, prompt, version, request, [None] * request.count)
         if self.conversations is None:
-            self.add(flight)
-            self._engine.submit(flight.request)
+            self._submit(flight, request)
         else:
             flight.conversations = self.conversations.new(request)
             self._open(flight)
         return flight
-
-    def add(self, flight: InFlightGroup) -> None:
-        """Adds a group, for example from a checkpoint, without submitting it."""
-        self._held[flight.draw] = flight
-        for name in flight.turns if flight.conversations else (flight.request.id,):
-            self._generating[name] = flight
 
     def resume(self) -> None:
         """Submits the unfinished requests of the last step, or of a paused one, in the order in which the engine
         returned them, unless it still has them."""
         if not self.submitted:
             for name, flight in self._generating.items():
-                self._engine.submit(flight.turns[name] if flight.conversations else flight.request)
+                self._engine.submit(flight.turns[name])
         self.submitted = True
 
     def poll(self, timeout_s: float | None = None, check: Callable[[], None] = check_nothing) -> int:
@@ -157,11 +150,8 @@ class Episodes:
             raise RuntimeError(f"the engine did not return the requests it was given: {', '.join(lost[:3])}")
         flights, self._generating = self._generating, {}
         for name, request in unfinished.items():
-            flight = self._generating[name] = flights[name]
-            if flight.conversations:
-                flight.turns[name] = request
-            else:
-                flight.request = request
+            self._generating[name] = flights[name]
+            flights[name].turns[name] = request
         return tokens + self._take_uncounted()
 
     def _take_uncounted(self) -> int:
@@ -203,7 +193,6 @@ class Episodes:
                 raise NonFiniteError("the engine sampled a token whose log-probability is not finite")
             if flight.arrive(completion):
                 del self._generating[completion.request_id]
-                flight.turns.pop(completion.request_id, None)
             if flight.conversations:
                 tokens += self._end_turn(flight, completion)
             else:
@@ -227,7 +216,7 @@ class Episodes:
                     conversation.key = self.conversations.pool.new_key()
                 lost = each.replay(self.conversations, pending)
                 finished, partial = finished + lost.finished, partial + lost.partial
-            by_name |= dict.fromkeys(flight.turns if flight.conversations else (flight.request.id,), flight)
+            by_name |= dict.fromkeys(flight.turns, flight)
         for name in [*(name for name in order if name in by_name), *(name for name in by_name if name not in order)]:
             self._generating[name] = by_name[name]
         flights = {each.flight.draw: each.flight for each in saved}

@@ -123,10 +123,8 @@ def _group_entry(group: Group, tokens: list[Trajectory]) -> dict[str, Any]:
 
 def _flight_entry(flight: InFlightGroup, tokens: list[Trajectory]) -> dict[str, Any]:
     arrived = [(index, sample) for index, sample in enumerate(flight.samples) if sample is not None]
-    begun = () if flight.is_whole else flight.request.partial
-    new = () if flight.is_whole else flight.request.starting
-    if flight.conversations:
-        begun, new = tuple(_begun(flight)), ()
+    begun = [*_begun(flight)] if flight.conversations else [p for r in flight.turns.values() for p in r.partial]
+    new = [] if flight.conversations else [index for r in flight.turns.values() for index in r.starting]
     tokens += [*(sample for _, sample in arrived), *begun]
     entry = {
         "draw": flight.draw,
@@ -135,7 +133,7 @@ def _flight_entry(flight: InFlightGroup, tokens: list[Trajectory]) -> dict[str, 
         "arrived": [index for index, _ in arrived],
         "finish_reasons": [sample.finish_reason for _, sample in arrived],
         "begun": [sample.index for sample in begun],
-        "new": list(new),
+        "new": new,
     }
     return entry | ({"episodes": _episodes_entry(flight, tokens)} if flight.conversations else {})
 
@@ -293,10 +291,11 @@ class _Flight(Saved):
         for index, reason in zip(self.arrived, self.finish_reasons, strict=True):
             samples[index] = next(tokens).replace(finish_reason=reason)
         begun = tuple(next(tokens).replace(index=index) for index in self.begun)
-        if self.episodes is None:
-            left = replace(whole, partial=begun, new=tuple(self.new))
-            return SavedFlight(InFlightGroup(self.draw, prompt, self.version, left, samples))
         flight = InFlightGroup(self.draw, prompt, self.version, whole, samples)
+        if self.episodes is None:
+            if not self.is_whole:
+                flight.turns[whole.id] = replace(whole, partial=begun, new=tuple(self.new))
+            return SavedFlight(flight)
         flight.conversations = self.episodes.restored(whole, tokens)
         for sample, conversation in zip(samples, flight.conversations, strict=True):
             if sample is not None:
