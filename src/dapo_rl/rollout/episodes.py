@@ -342,18 +342,19 @@ class Episodes:
         yield from self._finish(self._to_read(judge_all), check)
         self._take_answers(self._pending.due(self._pending.environments), check)
         if judge_all:  # those answers may have ended groups
-            yield from self._finish(tuple(self._pending.verdicts.values()), check)
+            yield from self._finish(self._to_read(judge_all), check)
         while self.submitted and not self._generating and (first_steps := self._pending.first(check)):
             self._take_answers(first_steps, check)
             if self._pending.verdicts:
-                yield from self._finish(tuple(self._pending.verdicts.values()), check)
+                yield from self._finish(self._to_read(judge_all=True), check)
                 break  # the caller may have had enough
 
     def _to_read(self, judge_all: bool) -> Sequence[Step]:
-        """The groups whose verdicts are read now. Those that the policy gives are all read together."""
-        if judge_all:
-            return tuple(self._pending.verdicts.values())
-        return self._pending.due(self._pending.verdicts) if self.policy is None else ()
+        """The groups whose verdicts are read now. Those that the policy gives are all read together, in the order
+        drawn: which of them several engines have finished first depends on the clock."""
+        if self.policy is not None:
+            return sorted(self._pending.verdicts.values(), key=lambda step: step.flight.draw) if judge_all else ()
+        return tuple(self._pending.verdicts.values()) if judge_all else self._pending.due(self._pending.verdicts)
 
     def _ask_policy(self, check: Callable[[], None]) -> None:
         """Takes all samples out of the engine for as long as judges need it."""
