@@ -176,22 +176,22 @@ def _json(value: Sequence[Any] | Mapping[str, Any]) -> str | None:
     return json.dumps(value, ensure_ascii=False) if value else None
 
 
-def _of_json(text: bytes) -> Any:
+def _of_json(text: bytes | None, empty: Any) -> Any:
     try:
-        return json.loads(text.decode("utf-8", "surrogatepass"))
+        return empty if text is None else json.loads(text.decode("utf-8", "surrogatepass"))
     except RecursionError:
         raise ValueError("it has messages that are nested too deeply") from None
 
 
 def _messages_of(text: bytes | None) -> tuple[Mapping[str, Any], ...]:
-    messages = [] if text is None else _of_json(text)
+    messages = _of_json(text, [])
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ValueError("it has messages that are not a list of objects")
     return tuple(messages)
 
 
 def _episode_of(text: bytes | None) -> Mapping[str, Any]:
-    episode = {} if text is None else _of_json(text)
+    episode: Mapping[str, Any] = _of_json(text, {})
     if not isinstance(episode, dict):
         raise ValueError("it has an episode that is not an object")
     return episode

@@ -368,6 +368,11 @@ class Group:
         return (*self.samples, *self.forks)
 
     @property
+    def judged(self) -> list[tuple[Trajectory, Verdict]]:
+        """Its samples with their verdicts."""
+        return list(zip(self.samples, self.verdicts, strict=True))
+
+    @property
     def lengths(self) -> list[int]:
         """Tokens that the policy wrote in each of its episodes."""
         lengths = [sample.written for sample in self.samples]

@@ -177,7 +177,7 @@ def outcome_of(
         why_dropped = by_metric[settings.metric]
         if (outcome := why_dropped(group.verdicts)) is not None:
             return outcome
-        left = [v for s, v in zip(group.samples, group.verdicts, strict=True) if not s.truncated]
+        left = [v for s, v in group.judged if not s.truncated]
         # With truncated samples in the baseline, even equal samples have an advantage over them.
         if masking != "none" and (not left or (masking == "baseline" and why_dropped(left) is not None)):
             return "truncated"

@@ -19,21 +19,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from dapo_rl.base.format import counted
-from dapo_rl.base.quote import TRACEBACK_LIMIT, shorten
 from dapo_rl.choices import Masking
 from dapo_rl.config import SamplingSettings
 from dapo_rl.engines.protocol import Engine, Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.envs import OneTurn
-from dapo_rl.errors import StopRequested, UserError
+from dapo_rl.errors import StopRequested
 from dapo_rl.outcomes import Outcome
 from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.batch_builder import Admission, FailedBatch, PausedBatch, SampledBatch, at_cap
 from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.rollout.dynamic_sampling import Grading, GroupFilter, drops_alike, has_spread, outcome_of
-from dapo_rl.rollout.environment_failures import check_failures
 from dapo_rl.rollout.episodes import Episodes
+from dapo_rl.rollout.failures import check_environment, check_verifier
 from dapo_rl.rollout.pending_steps import check_nothing
 from dapo_rl.rollout.policy_answers import policy_of
 from dapo_rl.rollout.sampler_state import SamplerState
@@ -182,7 +180,7 @@ class Sampler:
         while True:
             first_out = min((flight.draw for flight in self._episodes), default=math.inf)
             self._admission.admit(batch, first_out)
-            self._check_verifier(batch)
+            self._check_failures(batch)
             self._on_progress(len(batch.kept), max(batch.n, len(batch.kept)))
             if not batch.missing and first_out > batch.due:
                 break
@@ -413,31 +411,11 @@ class Sampler:
             "sampling.wait_for_verdicts=false, with which a seed no longer gives the same run"
         )
 
-    def _check_verifier(self, batch: SampledBatch) -> None:
-        """Stops a run whose verifier is broken, once a batch's worth of groups has been judged."""
-        judged = len(batch.sampled)
-        self._check_environment(batch)
-        errors = [
-            [
-                v
-                for s, v in zip(group.samples, group.verdicts, strict=True)
-                if v.failed and not s.scalars.get("env_failed")
-            ]
-            for group in batch.sampled
-        ]
-        errors = [failed for failed in errors if failed]
-        if judged >= self._settings.prompts_per_step and len(errors) > self._max_error_share * judged:
-            line, _, traceback = errors[0][0].detail.partition("\n")
-            raise UserError(
-                f"reward.verifier: failed on {len(errors)} of {counted(judged, 'group')}, more than "
-                f"reward.max_error_share {self._max_error_share:g} allows; the first failure: "
-                f"{shorten(line) or 'no detail'}",
-                more=shorten(traceback, TRACEBACK_LIMIT),
-            )
-
-    def _check_environment(self, batch: SampledBatch) -> None:
-        """Stops a run whose environment is broken, once a batch's worth of groups has been judged."""
-        if self._episodes.conversations is None or len(batch.sampled) < self._settings.prompts_per_step:
+    def _check_failures(self, batch: SampledBatch) -> None:
+        """Stops a run whose verifier or environment is broken, once a batch's worth of groups has been judged."""
+        if len(batch.sampled) < self._settings.prompts_per_step:
             return
-        pairs = [pair for group in batch.sampled for pair in zip(group.samples, group.verdicts, strict=True)]
-        check_failures(pairs, self._episodes.conversations.max_error_share)
+        if self._episodes.conversations is not None:
+            pairs = [pair for group in batch.sampled for pair in group.judged]
+            check_environment(pairs, self._episodes.conversations.max_error_share)
+        check_verifier(batch.sampled, self._max_error_share)

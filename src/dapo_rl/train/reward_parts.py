@@ -17,7 +17,7 @@ def part_tensors(batch: Batch, penalty_weight: float = 1.0) -> dict[str, Tensor]
     `part_weights[P, G, K]`. The length penalty is a reward with the weight given."""
     rows = [
         [{part.name: part for part in _parts(sample, verdict, penalty_weight)} for sample, verdict in pairs]
-        for pairs in (zip(group.samples, group.verdicts, strict=True) for group in batch.groups)
+        for pairs in (group.judged for group in batch.groups)
     ]
     names = list(dict.fromkeys(name for of_group in rows for of_sample in of_group for name in of_sample))
     absent = RewardPart("", math.nan, 0.0)
