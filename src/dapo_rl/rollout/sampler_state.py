@@ -3,37 +3,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import Field
 
 from dapo_rl.base.format import counted
-from dapo_rl.base.quote import one_line
-from dapo_rl.base.saved import (
-    LARGEST,
-    Count,
-    Saved,
-    parse_state,
-    read_state,
-    refuse,
-    restoring,
-    write_state,
-)
-from dapo_rl.codec import verdict_of, verdict_row
-from dapo_rl.engines.protocol import Request
+from dapo_rl.base.saved import LARGEST, Count, Saved, parse_state, read_state, refuse, restoring, write_state
+from dapo_rl.codec import verdict_row
 from dapo_rl.outcomes import Former, Outcome
-from dapo_rl.rewards.validation import fault_of
 from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.batch_builder import PausedBatch, SampledBatch
-from dapo_rl.rollout.conversation import Conversation
 from dapo_rl.rollout.dynamic_sampling import Grading
-from dapo_rl.rollout.in_flight import InFlightGroup, Unread
+from dapo_rl.rollout.in_flight import Unread
 from dapo_rl.rollout.saved_episodes import Restarted, SavedFlight, SavedStep
+from dapo_rl.rollout.saved_groups import (
+    FindPrompt,
+    FlightEntry,
+    FullRequest,
+    GroupEntry,
+    flight_entry,
+    group_entry,
+    saved_verdict,
+)
 from dapo_rl.rollout.trajectory_file import read_trajectories, trajectory_file, write_trajectories
-from dapo_rl.types import FinishReason, Group, Prompt, Trajectory, Verdict
+from dapo_rl.types import Group, Trajectory
 
 FILE = "sampler.json"
 COUNTED = {
@@ -44,8 +40,6 @@ COUNTED = {
     **{name: name for name in ("generate_seconds", "verify_seconds", "earlier_seconds", "notes")},
 }
 """What a batch has counted, by its name in the file."""
-FindPrompt = Callable[[str], Prompt]
-FullRequest = Callable[[int, Prompt, int], Request]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +65,8 @@ class SamplerState:
             "next_draw": self.next_draw,
             "acceptance": self.acceptance.model_dump(),
             "grading": self.grading.model_dump(),
-            "carried": [_group_entry(group, tokens) for group in self.carried],
-            "flights": [_flight_entry(each.flight, tokens) for each in self.flights],
+            "carried": [group_entry(group, tokens) for group in self.carried],
+            "flights": [flight_entry(each.flight, tokens) for each in self.flights],
             "interrupted": None if self.interrupted is None else _interrupted_entry(self.interrupted, tokens),
             "order": list(self.order),
             "steps": [step.model_dump() for step in self.steps],
@@ -109,66 +103,12 @@ class SamplerState:
         return cls(state.next_draw, state.acceptance, state.grading, carried, flights, interrupted, *more)
 
 
-def _group_entry(group: Group, tokens: list[Trajectory]) -> dict[str, Any]:
-    """Appends the samples to `tokens`, as the other entries do."""
-    tokens += group.trajectories
-    return {
-        "draw": group.draw,
-        "prompt": group.prompt.id,
-        "finish_reasons": [sample.finish_reason for sample in group.samples],
-        "verdicts": [verdict_row(verdict) for verdict in group.verdicts],
-        "forks": len(group.forks),
-    }
-
-
-def _flight_entry(flight: InFlightGroup, tokens: list[Trajectory]) -> dict[str, Any]:
-    arrived = [(index, sample) for index, sample in enumerate(flight.samples) if sample is not None]
-    begun = [*_begun(flight)] if flight.conversations else [p for r in flight.turns.values() for p in r.partial]
-    new = [] if flight.conversations else [index for r in flight.turns.values() for index in r.starting]
-    tokens += [*(sample for _, sample in arrived), *begun]
-    entry = {
-        "draw": flight.draw,
-        "prompt": flight.prompt.id,
-        "version": flight.version,
-        "arrived": [index for index, _ in arrived],
-        "finish_reasons": [sample.finish_reason for _, sample in arrived],
-        "begun": [sample.index for sample in begun],
-        "new": new,
-    }
-    return entry | ({"episodes": _episodes_entry(flight, tokens)} if flight.conversations else {})
-
-
-def _begun(flight: InFlightGroup) -> Iterator[Trajectory]:
-    """Conversations that have tokens and have not ended, with the tokens that the engine has added."""
-    partial = {sample.index: sample for request in flight.turns.values() for sample in request.partial}
-    for conversation in flight.conversations:
-        own = conversation.trajectory
-        if conversation.verdict is None and (sample := partial.get(conversation.index, own)) and len(sample.token_ids):
-            yield sample.replace(
-                index=own.index, turns=own.turns, messages=own.messages, prompt_ids=own.prompt_ids, finish_reason=None
-            )
-
-
-def _episodes_entry(flight: InFlightGroup, tokens: list[Trajectory]) -> dict[str, Any]:
-    requests = [
-        {"id": name, "begun": [sample.index for sample in request.partial], "new": list(request.starting)}
-        for name, request in flight.turns.items()
-    ]
-    rows = []
-    for conversation in flight.conversations:
-        tokens += conversation.forks
-        cut = conversation.ends is not None and conversation.cut
-        verdict = None if conversation.verdict is None else verdict_row(conversation.verdict)
-        rows.append({"verdict": verdict, "forks": len(conversation.forks), "ends": conversation.ends, "cut": cut})
-    return {"requests": requests, "conversations": rows}
-
-
 def _interrupted_entry(interrupted: PausedBatch, tokens: list[Trajectory]) -> dict[str, Any]:
     batch = interrupted.batch
     return {
-        "kept": [_group_entry(group, tokens) for group in batch.kept],
-        "dropped": [_group_entry(group, tokens) | {"fate": outcome} for group, outcome in batch.dropped],
-        "rejected": [_group_entry(group, tokens) | {"fate": outcome} for group, outcome in interrupted.rejected],
+        "kept": [group_entry(group, tokens) for group in batch.kept],
+        "dropped": [group_entry(group, tokens) | {"fate": outcome} for group, outcome in batch.dropped],
+        "rejected": [group_entry(group, tokens) | {"fate": outcome} for group, outcome in interrupted.rejected],
         "unread": [_unread_entry(unread, tokens) for unread in interrupted.unread],
         "sampled": [group.draw for group in batch.sampled],
         **{name: getattr(batch, own) for name, own in COUNTED.items()},
@@ -177,43 +117,13 @@ def _interrupted_entry(interrupted: PausedBatch, tokens: list[Trajectory]) -> di
 
 def _unread_entry(unread: Unread, tokens: list[Trajectory]) -> dict[str, Any]:
     verdicts = None if unread.verdicts is None else [verdict_row(verdict) for verdict in unread.verdicts]
-    return _flight_entry(unread.flight, tokens) | {"polls": unread.polls, "verdicts": verdicts}
+    return flight_entry(unread.flight, tokens) | {"polls": unread.polls, "verdicts": verdicts}
 
 
 _Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
 
-def _verdict(row: dict[str, Any]) -> Verdict:
-    try:
-        verdict = verdict_of(row)
-    except (AttributeError, TypeError) as error:
-        raise ValueError(one_line(error)) from None
-    if fault := fault_of(verdict):
-        raise ValueError(fault.removeprefix("returned "))
-    return verdict
-
-
-class _Group(Saved):
-    draw: Count
-    prompt: str
-    finish_reasons: list[FinishReason]
-    verdicts: list[dict[str, Any]]
-    forks: Count = 0
-
-    @property
-    def samples(self) -> int:
-        return len(self.finish_reasons) + self.forks
-
-    def restored(self, find: FindPrompt, tokens: Iterator[Trajectory]) -> Group:
-        samples = tuple(next(tokens).replace(finish_reason=reason) for reason in self.finish_reasons)
-        verdicts = tuple(_verdict(row) for row in self.verdicts)
-        return Group(self.draw, find(self.prompt), samples, verdicts, tuple(next(tokens) for _ in range(self.forks)))
-
-    def fits(self, group_size: int) -> bool:
-        return len(self.finish_reasons) == len(self.verdicts) == group_size
-
-
-class _Rejected(_Group):
+class _Rejected(GroupEntry):
     outcome: Outcome | Former = Field(alias="fate")
 
     @property
@@ -221,102 +131,7 @@ class _Rejected(_Group):
         return "surplus" if self.outcome == "stale" else self.outcome
 
 
-class _Request(Saved):
-    id: str
-    begun: list[Count]
-    new: list[Count]
-
-
-class _Conversation(Saved):
-    verdict: dict[str, Any] | None
-    forks: Count
-    ends: FinishReason | None
-    cut: bool
-
-
-class _Episodes(Saved):
-    requests: list[_Request]
-    conversations: list[_Conversation]
-
-    @property
-    def samples(self) -> int:
-        return sum(each.forks for each in self.conversations)
-
-    def fits(self, arrived: list[int], begun: list[int]) -> bool:
-        """Whether it says the same of its group's samples as the group."""
-        everyone = range(len(self.conversations))
-        requested = [index for request in self.requests for index in (*request.begun, *request.new)]
-        ended = [index for index, each in enumerate(self.conversations) if each.verdict is not None]
-        partial = {index for request in self.requests for index in request.begun}
-        apart = len({*requested}) == len(requested) and {*requested} <= {*everyone} - {*ended}
-        return apart and ended == sorted(arrived) and partial <= {*begun} <= {*everyone} - {*ended}
-
-    def restored(self, whole: Request, tokens: Iterator[Trajectory]) -> list[Conversation]:
-        conversations = []
-        for index, each in enumerate(self.conversations):
-            forks = [next(tokens) for _ in range(each.forks)]
-            verdict = None if each.verdict is None else _verdict(each.verdict)
-            nothing = Trajectory.nothing(index)
-            conversations.append(
-                Conversation(f"restored-{whole.id}-{index}", index, whole.seed, nothing, forks=forks, verdict=verdict)
-            )
-        return conversations
-
-
-class _Flight(Saved):
-    draw: Count
-    prompt: str
-    version: Count
-    arrived: list[Count]
-    finish_reasons: list[FinishReason]
-    begun: list[Count]
-    new: list[Count]
-    episodes: _Episodes | None = None
-    """With an environment."""
-
-    @property
-    def samples(self) -> int:
-        return len(self.arrived) + len(self.begun) + (self.episodes.samples if self.episodes else 0)
-
-    @property
-    def is_whole(self) -> bool:
-        if self.episodes is not None:
-            return len(self.arrived) == len(self.episodes.conversations)
-        return not self.begun and not self.new
-
-    def restored(self, find: FindPrompt, request: FullRequest, tokens: Iterator[Trajectory]) -> SavedFlight:
-        prompt = find(self.prompt)
-        whole = request(self.draw, prompt, self.version)
-        samples: list[Trajectory | None] = [None] * whole.count
-        for index, reason in zip(self.arrived, self.finish_reasons, strict=True):
-            samples[index] = next(tokens).replace(finish_reason=reason)
-        begun = tuple(next(tokens).replace(index=index) for index in self.begun)
-        flight = InFlightGroup(self.draw, prompt, self.version, whole, samples)
-        if self.episodes is None:
-            if not self.is_whole:
-                flight.turns[whole.id] = replace(whole, partial=begun, new=tuple(self.new))
-            return SavedFlight(flight)
-        flight.conversations = self.episodes.restored(whole, tokens)
-        for sample, conversation in zip(samples, flight.conversations, strict=True):
-            if sample is not None:
-                conversation.trajectory = sample
-        partial = {sample.index: sample for sample in begun}
-        for saved in self.episodes.requests:
-            continued = tuple(partial[index] for index in saved.begun)
-            flight.turns[saved.id] = replace(whole, id=saved.id, partial=continued, new=tuple(saved.new))
-        ends = {i: (e.ends, e.cut) for i, e in enumerate(self.episodes.conversations) if e.ends and e.verdict is None}
-        return SavedFlight(flight, begun, ends)
-
-    def fits(self, group_size: int) -> bool:
-        if len(self.arrived) != len(self.finish_reasons):
-            return False
-        if self.episodes is not None:
-            whole = len(self.episodes.conversations) == group_size
-            return whole and self.episodes.fits(self.arrived, self.begun)
-        return sorted([*self.arrived, *self.begun, *self.new]) == list(range(group_size))
-
-
-class _Unread(_Flight):
+class _Unread(FlightEntry):
     polls: Count
     verdicts: list[dict[str, Any]] | None
 
@@ -326,7 +141,7 @@ class _Unread(_Flight):
 
 
 class _Interrupted(Saved):
-    kept: list[_Group]
+    kept: list[GroupEntry]
     dropped: list[_Rejected]
     rejected: list[_Rejected]
     unread: list[_Unread]
@@ -343,7 +158,7 @@ class _Interrupted(Saved):
     notes: list[str]
 
     @property
-    def judged(self) -> list[_Group]:
+    def judged(self) -> list[GroupEntry]:
         return [*self.kept, *self.dropped, *self.rejected]
 
     def restored(
@@ -354,7 +169,7 @@ class _Interrupted(Saved):
         rejected = tuple((entry.restored(find, tokens), entry.current_outcome) for entry in self.rejected)
         unread = []
         for entry in self.unread:
-            verdicts = None if entry.verdicts is None else tuple(_verdict(row) for row in entry.verdicts)
+            verdicts = None if entry.verdicts is None else tuple(saved_verdict(row) for row in entry.verdicts)
             unread.append(Unread(entry.restored(find, request, tokens).flight, entry.polls, verdicts))
         judged = [*carried, *kept, *(group for group, _ in (*dropped, *rejected))]
         by_draw = {group.draw: group for group in judged}
@@ -371,19 +186,19 @@ class SavedSampler(Saved):
     next_draw: Count
     acceptance: Acceptance
     grading: Grading = Grading()
-    carried: list[_Group]
-    flights: list[_Flight]
+    carried: list[GroupEntry]
+    flights: list[FlightEntry]
     interrupted: _Interrupted | None = None
     order: list[str] = Field(default_factory=list)
     steps: list[SavedStep] = Field(default_factory=list)
     restarted: Restarted = Restarted()
 
     @property
-    def judged(self) -> list[_Group]:
+    def judged(self) -> list[GroupEntry]:
         return [*self.carried, *(self.interrupted.judged if self.interrupted else [])]
 
     @property
-    def entries(self) -> list[_Group | _Flight]:
+    def entries(self) -> list[GroupEntry | FlightEntry]:
         return [*self.judged, *self.flights, *(self.interrupted.unread if self.interrupted else [])]
 
     @property
