@@ -25,13 +25,12 @@ from dapo_rl.envs.messages import with_system
 from dapo_rl.envs.pool import Environments
 from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, Message, Observation, Opening, ToolSchema
 from dapo_rl.errors import UserError
-from dapo_rl.types import FinishReason, Prompt, Trajectory, Turn, Verdict, VerdictStatus
+from dapo_rl.types import FinishReason, Prompt, Trajectory, Turn, Verdict
 
 Result = Opening | Observation | EpisodeFailure
 Replay = Generator[Future[Any], Any, tuple[bool, Future[Any] | None]]
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """What chat templates and tokenizers raise for messages that they do not expect."""
-STATUS: Mapping[str, VerdictStatus] = {"timeout": "timeout"}
 
 
 @dataclass(slots=True)
@@ -411,9 +410,8 @@ class Conversations:
 
     def _fail(self, conversation: Conversation, failure: EpisodeFailure) -> None:
         """Ends an episode whose environment failed."""
-        line, _, more = failure.detail.partition("\n")
-        detail = f"{failure.reason}: {line}" + (f"\n{more}" if more else "")
-        verdict = Verdict(self._wrong, False, STATUS.get(failure.reason, "error"), detail=detail)
+        detail = f"{failure.reason}: {failure.detail}".removesuffix("\n")
+        verdict = Verdict(self._wrong, False, "timeout" if failure.reason == "timeout" else "error", detail=detail)
         conversation.counts["env_failed"] = 1.0
         self._set_verdict(conversation, "stop", verdict)
 
