@@ -48,7 +48,7 @@ def to_arrow(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
     messages = [_encoded(messages_json(each.messages)) for each in trajectories]
     arrays["messages"] = pa.array(messages, pa.binary())
     if any(each.episode for each in trajectories):
-        arrays["episode"] = pa.array([_encoded(_json(each.episode)) for each in trajectories], pa.binary())
+        arrays["episode"] = pa.array([_encoded(messages_json(each.episode)) for each in trajectories], pa.binary())
     return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
 
@@ -167,13 +167,9 @@ def turn_row(turn: Turn) -> dict[str, Any]:
     return {name: getattr(turn, name) for name in Turn.__slots__}
 
 
-def messages_json(messages: Sequence[Mapping[str, Any]]) -> str | None:
-    """A conversation as JSON; None for an empty one."""
-    return _json(messages)
-
-
-def _json(value: Sequence[Any] | Mapping[str, Any]) -> str | None:
-    return json.dumps(value, ensure_ascii=False) if value else None
+def messages_json(messages: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> str | None:
+    """A conversation, or an episode, as JSON; None for an empty one."""
+    return json.dumps(messages, ensure_ascii=False) if messages else None
 
 
 def _of_json(text: bytes | None, empty: Any) -> Any:

@@ -175,8 +175,7 @@ class Episodes:
         }
         for flight in removed.values():
             del self._held[flight.draw]
-        if self.conversations is not None:
-            for flight in removed.values():
+            if self.conversations is not None:
                 self.conversations.close(flight.conversations)
         return sorted(removed.values(), key=lambda flight: flight.draw)
 

@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from dapo_rl.base.format import counted
 from dapo_rl.base.saved import LARGEST, Count, Saved, parse_state, read_state, refuse, restoring, write_state
 from dapo_rl.codec import verdict_row
-from dapo_rl.outcomes import Former, Outcome
+from dapo_rl.outcomes import Outcome
 from dapo_rl.rollout.acceptance_rate import Acceptance
 from dapo_rl.rollout.batch_builder import PausedBatch, SampledBatch
 from dapo_rl.rollout.dynamic_sampling import Grading
@@ -124,11 +124,10 @@ _Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
 
 class _Rejected(GroupEntry):
-    outcome: Outcome | Former = Field(alias="fate")
-
-    @property
-    def current_outcome(self) -> Outcome:
-        return "surplus" if self.outcome == "stale" else self.outcome
+    outcome: Annotated[Outcome, BeforeValidator(lambda outcome: "surplus" if outcome == "stale" else outcome)] = Field(
+        alias="fate"
+    )
+    """Older versions also dropped groups for their age."""
 
 
 class _Unread(FlightEntry):
@@ -165,8 +164,8 @@ class _Interrupted(Saved):
         self, find: FindPrompt, request: FullRequest, tokens: Iterator[Trajectory], carried: Sequence[Group]
     ) -> PausedBatch:
         kept = [entry.restored(find, tokens) for entry in self.kept]
-        dropped = [(entry.restored(find, tokens), entry.current_outcome) for entry in self.dropped]
-        rejected = tuple((entry.restored(find, tokens), entry.current_outcome) for entry in self.rejected)
+        dropped = [(entry.restored(find, tokens), entry.outcome) for entry in self.dropped]
+        rejected = tuple((entry.restored(find, tokens), entry.outcome) for entry in self.rejected)
         unread = []
         for entry in self.unread:
             verdicts = None if entry.verdicts is None else tuple(saved_verdict(row) for row in entry.verdicts)
