@@ -96,10 +96,6 @@ class PausedBatch:
         groups = [*self.batch.kept, *(group for group, _ in self.rejected)]
         return sum(group.tokens for group in groups) + sum(unread.flight.finished_tokens for unread in self.unread)
 
-    def so_far(self) -> SampledBatch:
-        """Its result so far. Kept groups are not in it: nothing has been trained on them."""
-        return replace(self.batch, kept=[])
-
 
 @dataclass(frozen=True, slots=True)
 class FailedBatch:

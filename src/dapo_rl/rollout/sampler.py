@@ -223,8 +223,8 @@ class Sampler:
 
     @property
     def so_far(self) -> SampledBatch | None:
-        """The result so far of a step that was interrupted."""
-        return None if self._paused is None else self._paused.so_far()
+        """The result so far of a step that was interrupted. Kept groups are not in it: nothing was trained on them."""
+        return None if self._paused is None else replace(self._paused.batch, kept=[])
 
     @property
     def has_failed(self) -> bool:
