@@ -38,6 +38,8 @@ from dapo_rl.types import Group, Pending, Prompt, RewardPart, Verdict
 
 GRACE_S = 2.0
 """Seconds that a paused batch waits for the verdicts that are being computed."""
+LOOK_S = 0.05
+"""Seconds between checks for answers that are read as soon as they are ready."""
 STOP_LOOK_S = 0.25
 """Seconds between checks for a requested stop, while the engine works."""
 
@@ -121,15 +123,15 @@ class Episodes:
                 self._engine.submit(flight.turns[name])
         self.submitted = True
 
-    def poll(self, timeout_s: float | None = None, check: Callable[[], None] = check_nothing) -> int:
-        """Runs the engine until samples end their turns, and hands them on. Returns the number of tokens of these
-        turns. `check` is called every fraction of a second; it raises to stop waiting."""
-        if timeout_s is None and self._generating:
-            completions = poll_engine(self._engine, check)
-        else:
+    def poll(self, check: Callable[[], None] = check_nothing) -> int:
+        """Runs the engine until samples end their turns, and hands them on; for a moment only if answers are read as
+        soon as they are ready. Returns the number of tokens of these turns. `check` is called every fraction of a
+        second; it raises to stop waiting."""
+        looks = self.stepping and not self._pending.waits
+        if looks or not self._generating:
             check()
-            completions = self._engine.poll(timeout_s)
-        if not completions and timeout_s is None and self._generating:
+            completions = self._engine.poll(LOOK_S if looks else None)
+        elif not (completions := poll_engine(self._engine, check)):
             raise RuntimeError(f"the engine returned nothing with {len(self._generating)} unfinished requests")
         return self._arrived(completions) + self._take_uncounted()
 

@@ -40,8 +40,6 @@ from dapo_rl.rollout.staleness import Ahead, may_start
 from dapo_rl.types import Group, Prompt, Verifier
 
 LONG_WAIT_S = 10.0
-LOOK_S = 0.05
-"""Seconds between checks for verdicts, with `wait_for_verdicts: false`."""
 
 
 class Prompts(Protocol):
@@ -330,13 +328,10 @@ class Sampler:
     def _advance(self, batch: SampledBatch) -> None:
         """Polls the engine, submits complete groups to the verifier, and reads the verdicts that are due."""
         started = time.perf_counter()
-        waits = self._settings.wait_for_verdicts
         try:
-            look = self._episodes.stepping and not waits
-            tokens = self._episodes.poll(LOOK_S if look else None, self._check)
+            batch.tokens_finished += self._episodes.poll(self._check)
         finally:
             batch.generate_seconds += time.perf_counter() - started
-        batch.tokens_finished += tokens
         self._judge_due(batch)
 
     def _judge_due(self, batch: SampledBatch) -> None:
