@@ -26,8 +26,7 @@ class PlainEngine:
         self.samples: list[tuple[Request, Trajectory]] = []
 
     def submit(self, request):
-        self.samples += [(request, partial) for partial in request.partial]
-        self.samples += [(request, Trajectory.nothing(index)) for index in request.starting]
+        self.samples += [(request, partial) for partial in request.trajectories]
 
     def poll(self, timeout_s=None):
         """Advances one batch of samples until at least one of them finishes."""

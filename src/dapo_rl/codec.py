@@ -48,7 +48,7 @@ def to_arrow(trajectories: Sequence[Trajectory]) -> pa.RecordBatch:
     messages = [_encoded(messages_json(each.messages)) for each in trajectories]
     arrays["messages"] = pa.array(messages, pa.binary())
     if any(each.episode for each in trajectories):
-        arrays["episode"] = pa.array([_encoded(_json(each.episode)) for each in trajectories], pa.binary())
+        arrays["episode"] = pa.array([_encoded(messages_json(each.episode)) for each in trajectories], pa.binary())
     return pa.RecordBatch.from_arrays(list(arrays.values()), names=list(arrays))
 
 
@@ -167,31 +167,27 @@ def turn_row(turn: Turn) -> dict[str, Any]:
     return {name: getattr(turn, name) for name in Turn.__slots__}
 
 
-def messages_json(messages: Sequence[Mapping[str, Any]]) -> str | None:
-    """A conversation as JSON; None for an empty one."""
-    return _json(messages)
+def messages_json(messages: Sequence[Mapping[str, Any]] | Mapping[str, Any]) -> str | None:
+    """A conversation, or an episode, as JSON; None for an empty one."""
+    return json.dumps(messages, ensure_ascii=False) if messages else None
 
 
-def _json(value: Sequence[Any] | Mapping[str, Any]) -> str | None:
-    return json.dumps(value, ensure_ascii=False) if value else None
-
-
-def _of_json(text: bytes) -> Any:
+def _of_json(text: bytes | None, empty: Any) -> Any:
     try:
-        return json.loads(text.decode("utf-8", "surrogatepass"))
+        return empty if text is None else json.loads(text.decode("utf-8", "surrogatepass"))
     except RecursionError:
         raise ValueError("it has messages that are nested too deeply") from None
 
 
 def _messages_of(text: bytes | None) -> tuple[Mapping[str, Any], ...]:
-    messages = [] if text is None else _of_json(text)
+    messages = _of_json(text, [])
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise ValueError("it has messages that are not a list of objects")
     return tuple(messages)
 
 
 def _episode_of(text: bytes | None) -> Mapping[str, Any]:
-    episode = {} if text is None else _of_json(text)
+    episode: Mapping[str, Any] = _of_json(text, {})
     if not isinstance(episode, dict):
         raise ValueError("it has an episode that is not an object")
     return episode

@@ -197,24 +197,6 @@ class Trajectory(Record):
         return self
 
     @classmethod
-    def of_columns(
-        cls,
-        columns: dict[str, Array],
-        text: str = "",
-        finish_reason: FinishReason | None = None,
-        index: int = 0,
-        turns: tuple[Turn, ...] = (),
-        prompt_ids: IntArray | None = None,
-        scalars: dict[str, float] | None = None,
-        messages: tuple[Mapping[str, Any], ...] = (),
-        episode: Mapping[str, Any] | None = None,
-    ) -> Trajectory:
-        """A trajectory of arrays that are known to be right; they are not checked."""
-        prompt = _NO_TOKENS if prompt_ids is None else prompt_ids
-        more = (scalars or {}, messages, episode or {})
-        return cls.__new__(cls)._set(columns, text, finish_reason, index, turns, prompt, *more)
-
-    @classmethod
     def of_text(cls, text: str, finish_reason: FinishReason | None = "stop") -> Trajectory:
         """A finished trajectory with text but no tokens."""
         return cls((), (), text, finish_reason)
@@ -222,11 +204,12 @@ class Trajectory(Record):
     @classmethod
     def nothing(cls, index: int) -> Trajectory:
         """A partial trajectory without tokens."""
-        return cls.of_columns(dict(_EMPTY), index=index)
+        return _NOTHING.replace(index=index)
 
     def replace(self, *, scalars: Any = None, **changes: Any) -> Trajectory:
-        """A copy with other fields or columns. Scalars are added to those that it has; a column that is None goes."""
-        of_tokens = {name: changes.pop(name) for name in [*changes] if name not in _FIELD_NAMES}
+        """A copy with other fields or columns. Scalars are added to those that it has; a column that is None goes.
+        `columns` replaces all of them with arrays that are known to be right."""
+        of_tokens = {name: changes.pop(name) for name in [*changes] if name not in _FIELDS}
         columns = changes.get("columns", self.columns)
         if of_tokens:
             columns = {name: array for name, array in columns.items() if name not in of_tokens}
@@ -250,14 +233,13 @@ class Trajectory(Record):
         """A copy with tokens of the environment appended. Other columns than the policy's own are 0 there, and
         `kept_ids` −1."""
         ids = _array("Trajectory.token_ids", token_ids, np.int32, None)
-        version = int(self.versions[-1]) if len(self.versions) else 0
-        new = {"token_ids": ids, "versions": np.full(len(ids), version, np.int32)}
-        zeros = {
-            name: np.full((len(ids), *array.shape[1:]), -1 if name == KEPT_IDS else 0, array.dtype)
-            for name, array in self.columns.items()
-        }
+        version = self.versions[-1] if len(self.versions) else 0
+        told: dict[str, Any] = {"token_ids": ids, "versions": version, KEPT_IDS: -1}
         return self.replace(
-            columns={name: np.concatenate([array, (zeros | new)[name]]) for name, array in self.columns.items()}
+            columns={
+                name: np.concatenate([array, np.full((len(ids), *array.shape[1:]), told.get(name, 0), array.dtype)])
+                for name, array in self.columns.items()
+            }
         )
 
     def until(self, end: int) -> Trajectory:
@@ -332,9 +314,7 @@ def _columns(given: Mapping[str, Any], length: int) -> dict[str, Array]:
 
 
 _FIELDS = tuple(each.name for each in fields(Trajectory))
-_FIELD_NAMES = frozenset(_FIELDS)
-_NO_TOKENS: IntArray = np.empty(0, np.int32)
-_EMPTY = Trajectory((), ()).columns
+_NOTHING = Trajectory((), ())
 Sample = Trajectory
 """The earlier name, for verifiers and engines that users wrote."""
 
@@ -391,6 +371,11 @@ class Group:
     def trajectories(self) -> tuple[Trajectory, ...]:
         """Its samples and their forks."""
         return (*self.samples, *self.forks)
+
+    @property
+    def judged(self) -> list[tuple[Trajectory, Verdict]]:
+        """Its samples with their verdicts."""
+        return list(zip(self.samples, self.verdicts, strict=True))
 
     @property
     def lengths(self) -> list[int]:

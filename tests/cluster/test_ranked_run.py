@@ -19,6 +19,7 @@ from transformers import TrainerCallback
 from dapo_rl import Config, DAPOTrainer
 from dapo_rl.cluster import build_policy
 from dapo_rl.engines.build import build_engine
+from dapo_rl.engines.protocol import EngineInputs
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import load_model
 from dapo_rl.run import backend
@@ -32,7 +33,8 @@ ON_RANKS = ["cluster.backend=ray", "checkpoint.every=1", "checkpoint.keep=9", "s
 
 def engine_here(config, named, model, weights, tokenizer, device, dtype, longest, note):
     """An engine in this process, which starts faster than one in an actor."""
-    return build_engine(named, load_model(config.model)[0], tokenizer, config.sampling, dtype, longest, copies=False)
+    model = load_model(config.model)[0]
+    return build_engine(named, EngineInputs(model, tokenizer, config.sampling, dtype, longest, copies=False))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -15,7 +15,7 @@ from dapo_rl.engines.build import build_engine
 from dapo_rl.engines.custom import CustomEngine
 from dapo_rl.engines.hf import HFEngine
 from dapo_rl.engines.native.engine import NativeEngine
-from dapo_rl.engines.protocol import Completion, Request, SamplingParams
+from dapo_rl.engines.protocol import Completion, EngineInputs, Request, SamplingParams
 from dapo_rl.models.load import load_model
 from dapo_rl.types import Trajectory
 
@@ -95,8 +95,8 @@ def test_a_part_that_fails_after_the_engine_closes_it(tmp_path, mine):
 
 
 def build(named, **options):
-    how = (small_model(), tokenizer(), SamplingSettings(), torch.float32, 40)
-    return build_engine(named, *how, options=options)
+    inputs = EngineInputs(small_model(), tokenizer(), SamplingSettings(), torch.float32, 40, options=options)
+    return build_engine(named, inputs)
 
 
 def test_options_are_arguments_of_the_class():

@@ -17,7 +17,7 @@ from dapo_rl.engine_specs import CUSTOM, ENGINES, EngineSpec, engine_spec
 from dapo_rl.engines.build import build_engine
 from dapo_rl.engines.hf import HFEngine
 from dapo_rl.engines.native.engine import NativeEngine
-from dapo_rl.engines.protocol import Engine, Request, SamplingParams
+from dapo_rl.engines.protocol import Engine, EngineInputs, Request, SamplingParams
 
 PACKAGE = REPOSITORY / "src" / "dapo_rl"
 
@@ -45,7 +45,7 @@ def test_a_new_engine_is_one_file_and_one_entry_and_trains_a_step_of_the_demo(tm
 
 
 def test_an_engine_continues_where_another_stopped(sglang):
-    engine = build_engine("sglang", small_model(), tokenizer(), SamplingSettings(), torch.float32)
+    engine = build_engine("sglang", EngineInputs(small_model(), tokenizer(), SamplingSettings(), torch.float32))
     request = Request("a", [5, 6, 7], 2, SamplingParams(max_new_tokens=6, ignore_eos=True), seed=3)
     engine.submit(request)
     (taken,) = engine.take_unfinished()

@@ -20,7 +20,7 @@ from transformers import (
 from dapo_rl import Config, DAPOTrainer
 from dapo_rl.config import AlgoSettings, LoraSettings, ModelSettings, SamplingSettings, TrainSettings
 from dapo_rl.engines.build import build_engine
-from dapo_rl.engines.protocol import Request, SamplingParams
+from dapo_rl.engines.protocol import EngineInputs, Request, SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.models.load import load_model, take_over
 from dapo_rl.models.lora import add_lora, has_lora, merged_copy, plain_weights, save_adapter
@@ -84,7 +84,9 @@ def test_new_adapters_change_nothing_and_follow_the_seed():
 def test_an_engine_samples_from_what_is_trained(engine_name):
     base, model, policy, _ = trained()
     assert (logits(model) - logits(base)).abs().max() > 0.1
-    engine = build_engine(engine_name, copy.deepcopy(base), tokenizer(), SamplingSettings(), torch.float32)
+    engine = build_engine(
+        engine_name, EngineInputs(copy.deepcopy(base), tokenizer(), SamplingSettings(), torch.float32)
+    )
     for version in (1, 2):
         engine.receive(version, policy.weights())
         engine.submit(Request("r", PROMPT, 6, SamplingParams(max_new_tokens=20, temperature=1.0), 3))

@@ -57,7 +57,7 @@ def test_right_or_wrong_scores_are_compared_by_correctness(scores):
     auto, by_correctness = (sampler_for(*groups, metric=metric).fill(3) for metric in ("auto", "correct"))
     assert outcome(auto) == outcome(by_correctness)
     assert set(outcome(auto).values()) >= {"kept", "all_correct", "all_wrong", "verifier_error"}
-    assert auto.notes == ()
+    assert auto.notes == []
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_graded_scores_are_compared_by_their_spread(groups, kept):
     assert [g.draw for g in auto.kept] == [g.draw for g in by_score.kept] == kept
     (note,) = auto.notes
     assert note.startswith("the scores are graded (")
-    assert by_score.notes == ()
+    assert by_score.notes == []
 
 
 def test_the_note_names_two_scores_and_comes_once():
@@ -82,7 +82,7 @@ def test_the_note_names_two_scores_and_comes_once():
     assert [note[:60] for note in sampler.fill(2).notes] == [
         "the scores are graded (0 and 0.25 are both wrong): from now "
     ]
-    assert sampler.fill(2).notes == ()
+    assert sampler.fill(2).notes == []
 
 
 def test_explicit_settings_win():
@@ -100,7 +100,7 @@ def test_explicit_settings_win():
 
 
 def test_without_the_filter_there_is_nothing_to_say():
-    assert sampler_for("0.1,0.3", dynamic=False).fill(2).notes == ()
+    assert sampler_for("0.1,0.3", dynamic=False).fill(2).notes == []
 
 
 def test_what_was_recognised_is_saved(tmp_path):
@@ -116,7 +116,7 @@ def test_what_was_recognised_is_saved(tmp_path):
     after = sampler_for("0,0", "1,0")  # on its own it would call the first of these all wrong
     after.load(tmp_path)
     fill = after.fill(1)
-    assert fill.notes == ()
+    assert fill.notes == []
     assert set(outcome(fill).values()) == {"kept", "no_spread"}
 
 
@@ -162,10 +162,10 @@ def test_a_minor_reward_does_not_keep_a_group():
     assert found[0] == "all_correct"
     assert found[1] == found[4] == "kept"
     assert found[2] == "all_wrong"
-    assert notes == (
+    assert notes == [
         "length adds at most half as much as math: groups are kept if math differs; sampling.metric=score compares the "
         "sums of all rewards",
-    )
+    ]
 
 
 def test_with_rewards_apart_any_of_them_keeps_a_group():
@@ -173,7 +173,7 @@ def test_with_rewards_apart_any_of_them_keeps_a_group():
     groups = (ALL_RIGHT, "1/0,0/1", "1/0.5,1/0.5", "-1/2,-1/2", "1,1/0.5")
     found, notes = outcomes(*groups, decoupled=True, n=4, weight=1.0)
     assert [found[n] for n in range(5)] == ["kept", "kept", "all_correct", "all_wrong", "all_correct"]
-    assert notes == ()
+    assert notes == []
     assert outcomes(*groups, n=2, weight=1.0)[0][1] == "no_spread", "summed, they are equal"
     found, _ = outcomes(ALL_RIGHT, MIXED, decoupled=True, weight=0.0)
     assert (found[0], found[1]) == ("all_correct", "kept")
@@ -184,7 +184,7 @@ def test_with_rewards_apart_any_of_them_keeps_a_group():
 def test_sums_decide_between_rewards_of_one_size():
     found, notes = outcomes("1/0,1/1", "0/1,0/1", "0/1,1/0", "1/1,0/1", weight=1.0)
     assert [found[n] for n in (0, 1, 2, 3)] == ["kept", "all_wrong", "no_spread", "kept"]
-    assert notes == ()
+    assert notes == []
 
 
 def test_the_larger_reward_counts_wherever_it_stands():
@@ -206,7 +206,7 @@ def test_a_reward_of_weight_0_does_not_count():
 @pytest.mark.parametrize(("metric", "first"), [("correct", "all_correct"), ("score", "kept")])
 def test_explicit_settings_win_with_several_rewards(metric, first):
     found, notes = outcomes(ALL_RIGHT, MIXED, MIXED, metric=metric)
-    assert (found[0], found[1], notes) == (first, "kept", ())
+    assert (found[0], found[1], notes) == (first, "kept", [])
 
 
 @pytest.mark.parametrize(

@@ -3,11 +3,11 @@
 import json
 
 import pytest
-from support import ScriptedEngine, make_prompt, make_sample, weights_of
+from support import Prompts, ScriptedEngine, make_prompt, make_sample, weights_of
 
 from dapo_rl.config import Config, ModelSettings, RewardSettings, SamplingSettings
 from dapo_rl.engines.build import build_engine
-from dapo_rl.engines.protocol import Completion, Engine, Request, SamplingParams
+from dapo_rl.engines.protocol import Completion, Engine, EngineInputs, Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.envs import OneTurn
 from dapo_rl.errors import StopRequested, UserError
@@ -17,6 +17,7 @@ from dapo_rl.rewards import build_verifier
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rollout.episodes import Episodes
 from dapo_rl.rollout.policy_answers import longest_question, policy_of, use_as_judge
+from dapo_rl.rollout.sampler import Sampler
 from dapo_rl.types import Trajectory
 
 pytestmark = pytest.mark.slow  # chat templates are rendered in a process
@@ -79,7 +80,7 @@ class Setting:
         self.model, self.tokenizer = embedded()
         context = context or longest_question(self.pool, self.tokenizer, self.config, self.model, 100)
         settings, dtype = SamplingSettings(max_new_tokens=56), next(self.model.parameters()).dtype
-        made = build_engine(name, self.model, self.tokenizer, settings, dtype, context, copies=True)
+        made = build_engine(name, EngineInputs(self.model, self.tokenizer, settings, dtype, context))
         self.engine = Watched(made)
         use_as_judge(self.pool, self.engine, self.tokenizer, self.config, context)
 
@@ -366,6 +367,27 @@ def test_a_pause_gives_questions_up_and_a_continued_batch_asks_again(tmp_path):
     (group,) = episodes.finish(judge_all=True)
     assert len(group.verdicts) == 3
     assert not any(verdict.failed for verdict in group.verdicts)
+
+
+@pytest.mark.parametrize("lengths", [(3, 40), (40, 3)])
+def test_outcomes_do_not_depend_on_which_group_ends_first(tmp_path, lengths):
+    """The engines of a cluster finish groups in any order. The scores of one group are all the same, and those of the
+    other show that scores are graded."""
+    setting = Setting(tmp_path, prompt="{response}")
+    texts = {"draw-0": "55", "draw-1": "34", "draw-2": "12"}
+
+    def script(request):
+        if request.id.startswith("judge"):
+            return [make_sample(2, text=setting.tokenizer.decode(request.prompt_ids))]
+        return [make_sample((*lengths, 3)[int(request.id[-1])], text=text) for text in texts[request.id]]
+
+    engine = ScriptedEngine(script)
+    use_as_judge(setting.pool, engine, setting.tokenizer, setting.config, 100)
+    settings = SamplingSettings(group_size=2, max_staleness=0)
+    sampler = Sampler(Prompts(), engine, setting.pool, SamplingParams(100), settings, cap=9, seed=0)
+    fill = sampler.fill(2)
+    assert [group.draw for group in fill.kept] == [1, 2]
+    assert [(group.draw, outcome) for group, outcome in fill.dropped] == [(0, "all_correct")]
 
 
 class EndsWhenTaken(ScriptedEngine):

@@ -393,7 +393,7 @@ def test_a_slow_group_is_waited_for_and_never_dropped_for_its_age():
     engine.receive(1)
     second = sampler.fill(6)
     assert draws(second.kept) == [6, 7, 8, 9, 10, 11]
-    assert (second.dropped, second.tokens_cancelled) == ((), 0)
+    assert (second.dropped, second.tokens_cancelled) == ([], 0)
 
 
 class SlowVerifier(TextVerifier):
@@ -479,9 +479,9 @@ def test_a_user_is_told_once_that_the_engine_waits(monkeypatch):
     sampler, _ = sampler_for(by_number([MIXED]), verifier=Sluggish())
     (note,) = sampler.fill(8).notes
     assert re.match(r"the engine waited \d s for verdicts and worked for 0 s; raise reward.workers, or ", note)
-    assert sampler.fill(8).notes == ()
+    assert sampler.fill(8).notes == []
     free, _ = sampler_for(by_number([MIXED]), verifier=Sluggish(), wait_for_verdicts=False)
-    assert free.fill(8).notes == ()
+    assert free.fill(8).notes == []
 
 
 def test_long_responses_leave_verdicts_more_time():
@@ -538,7 +538,7 @@ def test_the_estimate_is_kept_for_each_source():
         acceptance.observe("fit", True)
     assert acceptance.rate("easy") < 0.15 < 0.9 < acceptance.rate("fit")
     assert 0.5 < acceptance.rate("new") < 0.7, "a little more than seen: too few are topped up, too many are wasted"
-    assert Acceptance.from_state(json.loads(json.dumps(acceptance.state()))) == acceptance
+    assert Acceptance.model_validate(json.loads(json.dumps(acceptance.model_dump()))) == acceptance
 
 
 def test_prompts_that_are_always_right_rest_where_that_is_asked_for():

@@ -13,7 +13,7 @@ from support import make_prompt
 from dapo_rl.engines.protocol import Request, SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.rollout.acceptance_rate import Acceptance
-from dapo_rl.rollout.batch_builder import BatchBuilder, PausedBatch
+from dapo_rl.rollout.batch_builder import PausedBatch, SampledBatch
 from dapo_rl.rollout.dynamic_sampling import Grading, Observed
 from dapo_rl.rollout.in_flight import InFlightGroup, Unread
 from dapo_rl.rollout.sampler_state import FILE, SamplerState
@@ -75,18 +75,18 @@ def test_everything_comes_back_as_it_was(carried, arrived, begun, graded, order,
     left = request(9, prompt).left(
         [Trajectory(begun[0], begun[1], versions=begun[2], mask=begun[3]), Trajectory.nothing(2)]
     )
-    flight = InFlightGroup(9, prompt, 4, left, [None, arrived, None])
+    flight = InFlightGroup(9, prompt, 4, request(9, prompt), [None, arrived, None], turns={left.id: left})
     rewards = {"math": Observed(-1.0, 1.0, 1.0), "½": Observed(0.1, 0.3, 0.25)}
     kept, dropped, rejected = (Group(n, make_prompt(f"p{n}"), (arrived,) * 3, verdicts) for n in (11, 12, 13))
     by_draw = {group.draw: group for group in (*groups, kept, dropped, rejected)}
-    whole = InFlightGroup(14, make_prompt("p14"), 3, request(14, prompt).left([]), [arrived] * 3)
+    whole = InFlightGroup(14, make_prompt("p14"), 3, request(14, prompt), [arrived] * 3)
     sampled = [by_draw[draw] for draw in order if draw in by_draw]
-    filling = BatchBuilder(
-        0, [kept], [(dropped, "surplus")], sampled, 6, -5, 9, 0.1, 0.2, 0.3, ["½"], restarted_tokens=7
-    )
+    counts = {"drawn": 6, "tokens_finished": -5, "tokens_cancelled": 9, "tokens_restarted": 7}
+    seconds = {"generate_seconds": 0.1, "verify_seconds": 0.2, "earlier_seconds": 0.3}
+    filling = SampledBatch([kept], [(dropped, "surplus")], sampled, **counts, **seconds, notes=["½"])
     unread = Unread(whole, 2, verdicts if judged else None)
     interrupted = PausedBatch(filling, ((rejected, "all_wrong"),), (unread,))
-    grading = Grading(1.0, -1.0, graded, rewards)
+    grading = Grading(correct=1.0, wrong=-1.0, graded=graded, rewards=rewards)
     more = {"interrupted": interrupted if order[0] else None, "order": ("b", "a"), "restarted": Restarted(4, 3)}
     state = SamplerState(15, Acceptance(), grading, groups, (SavedFlight(flight),), **more)
     with TemporaryDirectory() as directory:
@@ -100,13 +100,13 @@ def test_everything_comes_back_as_it_was(carried, arrived, begun, graded, order,
 def test_a_group_that_an_older_version_dropped_for_its_age_is_surplus(tmp_path):
     sample = Trajectory(np.array([1]), np.array([-0.5]), "a", "stop", np.array([0]))
     dropped = Group(0, make_prompt("p0"), (sample,) * 3, (Verdict(1.0, True, "correct"),) * 3)
-    filling = BatchBuilder(0, dropped=[(dropped, "surplus")], sampled=[dropped], drawn=1)
+    filling = SampledBatch(dropped=[(dropped, "surplus")], sampled=[dropped], drawn=1)
     SamplerState(1, Acceptance(), Grading(), (), (), PausedBatch(filling)).write(tmp_path)
     saved = json.loads((tmp_path / FILE).read_text())
     saved["interrupted"]["dropped"][0]["fate"] = "stale"
     (tmp_path / FILE).write_text(json.dumps(saved))
     again = SamplerState.read(tmp_path, make_prompt, request, 3, LONGEST, VOCABULARY)
-    assert again.interrupted.builder.dropped == [(dropped, "surplus")]
+    assert again.interrupted.batch.dropped == [(dropped, "surplus")]
 
 
 @pytest.mark.parametrize("next_draw", [0, 1])
@@ -134,7 +134,7 @@ def test_samples_as_long_as_allowed_are_read_and_longer_ones_refused(tmp_path):
 
 def test_a_group_in_flight_has_something_left_to_generate(tmp_path):
     sample = one_group().carried[0].samples[0]
-    whole = InFlightGroup(0, make_prompt("p0"), 0, request(0, make_prompt("p0")).left([]), [sample] * 3)
+    whole = InFlightGroup(0, make_prompt("p0"), 0, request(0, make_prompt("p0")), [sample] * 3)
     SamplerState(1, Acceptance(), Grading(), (), (SavedFlight(whole),), None).write(tmp_path)
     with pytest.raises(UserError, match=f"{FILE}.*flights"):
         SamplerState.read(tmp_path, make_prompt, request, 3, LONGEST, VOCABULARY)
@@ -149,9 +149,9 @@ def interrupted_state():
     )
     prompt = make_prompt("p4")
     left = request(4, prompt).left([sample.replace(index=1), Trajectory.nothing(2)])
-    flight = InFlightGroup(4, prompt, 0, left, [sample, None, None])
-    whole = InFlightGroup(5, make_prompt("p5"), 0, request(5, prompt).left([]), [sample] * 3)
-    filling = BatchBuilder(0, [kept], [(dropped, "surplus")], [carried, kept, dropped, rejected], 6)
+    flight = InFlightGroup(4, prompt, 0, request(4, prompt), [sample, None, None], turns={left.id: left})
+    whole = InFlightGroup(5, make_prompt("p5"), 0, request(5, prompt), [sample] * 3)
+    filling = SampledBatch([kept], [(dropped, "surplus")], [carried, kept, dropped, rejected], drawn=6)
     paused = PausedBatch(filling, ((rejected, "all_wrong"),), (Unread(whole, 2, (right,) * 3),))
     return SamplerState(6, Acceptance(), Grading(), (carried,), (SavedFlight(flight),), paused)
 

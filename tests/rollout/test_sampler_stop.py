@@ -243,7 +243,9 @@ def test_samples_in_flight_continue_with_the_same_tokens(where, width):
     }
     finished |= {(group.draw, i) for group in (*sampler.carried, *sampler.so_far.sampled) for i in range(4)}
     begun = {
-        (flight.draw, begun.index): begun for flight in sampler._episodes.unfinished for begun in flight.request.partial
+        (flight.draw, begun.index): begun
+        for flight in sampler._episodes.unfinished
+        for begun in flight.turns[flight.request.id].partial
     }
     assert begun
     assert finished

@@ -190,6 +190,7 @@ def one_by_one(engine, prompts, n, next_draw):
     kept = []
     while len(kept) < n:
         episodes = Episodes(engine, OneTurn(FirstTokenVerifier()), request)
+        episodes.submitted = True
         flight = episodes.start(next_draw, prompts.draw())
         next_draw += 1
         while not flight.is_whole:

@@ -19,7 +19,7 @@ def test_the_mismatch_of_engine_and_trainer_is_the_first_updates(first, shown):
     right, wrong = Verdict(1.0, True, "correct"), Verdict(-1.0, False, "wrong")
     group = Group(0, make_prompt("p"), (make_sample(), make_sample()), (right, wrong))
     config = Config.build({"sampling.group_size": 2, "sampling.prompts_per_step": 1})
-    fill = SampledBatch((group,), (), (group,), tokens_generated=6)
+    fill = SampledBatch((group,), (), (group,), tokens_finished=6)
     updates = [{"actor/mismatch_kl": first}, {"actor/mismatch_kl": 0.5}]
     metrics = step_metrics(fill, make_batch(fill.kept, config), updates, shaped_rewards(fill.sampled, config))
     if shown is None:
@@ -37,11 +37,11 @@ def test_the_spread_of_rewards_is_over_samples_and_over_groups():
         for draw, verdicts in enumerate([(right, wrong), (right, right), (wrong, wrong), (right, wrong)])
     ]
     config = Config.build({"sampling.group_size": 2, "sampling.prompts_per_step": 1})
-    fill = SampledBatch((groups[0],), (), tuple(groups), tokens_generated=24)
+    fill = SampledBatch((groups[0],), (), tuple(groups), tokens_finished=24)
     metrics = step_metrics(fill, make_batch(fill.kept, config), [], shaped_rewards(fill.sampled, config))
     assert metrics["reward/std"] == pytest.approx((8 / 7) ** 0.5)  # four of 1, four of -1
     assert metrics["reward/zero_std_share"] == 0.5
-    empty = step_metrics(SampledBatch((), (), (), tokens_generated=0), Batch(()), [], {})
+    empty = step_metrics(SampledBatch((), (), (), tokens_finished=0), Batch(()), [], {})
     assert math.isnan(empty["reward/std"])
     assert math.isnan(empty["reward/zero_std_share"])
 
@@ -51,7 +51,7 @@ def test_the_lengths_are_those_of_every_sampled_response():
     kept = Group(0, make_prompt("p"), (make_sample(2, "stop"), make_sample(4, "stop")), (right, wrong))
     dropped = Group(1, make_prompt("q"), (make_sample(7, "length"), make_sample(3, "stop")), (wrong, wrong))
     config = Config.build({"sampling.group_size": 2, "sampling.prompts_per_step": 1})
-    fill = SampledBatch((kept,), ((dropped, "filtered"),), (kept, dropped), tokens_generated=16)
+    fill = SampledBatch((kept,), ((dropped, "filtered"),), (kept, dropped), tokens_finished=16)
     metrics = step_metrics(fill, make_batch(fill.kept, config), [], shaped_rewards(fill.sampled, config))
     assert metrics["response_length/mean"] == 4.0
     assert metrics["response_length/max"] == 7
@@ -102,7 +102,7 @@ def test_each_reward_function_has_its_curve_and_what_it_logs_is_averaged():
     samples = (make_sample(), make_sample())
     groups = [Group(n, make_prompt("p"), samples, verdicts) for n, verdicts in enumerate((first, second))]
     config = Config.build({"sampling.group_size": 2, "sampling.prompts_per_step": 1})
-    fill = SampledBatch((groups[0],), ((groups[1], "verifier_error"),), tuple(groups), tokens_generated=6)
+    fill = SampledBatch((groups[0],), ((groups[1], "verifier_error"),), tuple(groups), tokens_finished=6)
     metrics = step_metrics(fill, make_batch(fill.kept, config), [], shaped_rewards(fill.sampled, config))
     ours = {name: value for name, value in metrics.items() if name.count("/") == 2 or name.startswith("metric/")}
     assert ours == {

@@ -160,7 +160,7 @@ def test_metrics_count_the_policy_s_tokens_and_the_ends_by_turns():
     samples = (ended.samples[0], ended.samples[1].replace(finish_reason="turns"))
     group = Group(0, ended.prompt, samples, ended.verdicts, (Trajectory(range(3), -0.5, "", "stop", index=1),))
     settings = Config.build({"overlong.shape": "off"})
-    fill = SampledBatch((group,), (), (group,), tokens_generated=11)
+    fill = SampledBatch((group,), (), (group,), tokens_finished=11)
     metrics = step_metrics(fill, make_batch([group], settings), [], shaped_rewards([group], settings))
     assert metrics["response_length/mean"] == 5.5
     assert metrics["response_length/max"] == 7
@@ -178,7 +178,7 @@ def test_episodes_have_metrics_of_their_own():
     settings = Config.build({"overlong.shape": "off"})
 
     def metrics(group):
-        fill = SampledBatch((), (), (group,), tokens_generated=8)
+        fill = SampledBatch((), (), (group,), tokens_finished=8)
         found = step_metrics(fill, make_batch([group], settings), [], shaped_rewards([group], settings))
         return {name: value for name, value in found.items() if name.startswith("env/")}
 

@@ -19,7 +19,7 @@ from dapo_rl.engine_specs import CUSTOM, EngineSpec, engine_spec
 from dapo_rl.engines.build import build_engine
 from dapo_rl.engines.custom import is_engine
 from dapo_rl.engines.native.kv_cache import memory_share
-from dapo_rl.engines.protocol import Engine
+from dapo_rl.engines.protocol import Engine, EngineInputs
 from dapo_rl.errors import UserError
 from dapo_rl.memory.ranks import SHARED_SHARE
 from dapo_rl.models.weights import WeightSource
@@ -54,8 +54,7 @@ class EngineParts:
         kv_bytes, share = self.kv_bytes, _memory_share(self.config.cluster)
         if device.type == "cuda" and share is not None:
             kv_bytes = int(torch.cuda.mem_get_info(device)[0] * share)
-        engine = build_engine(
-            self.named,
+        inputs = EngineInputs(
             model,
             self.tokenizer,
             self.config.sampling,
@@ -68,6 +67,7 @@ class EngineParts:
             gpus=self.config.cluster.engine_gpus,
             gpu_share=share,
         )
+        engine = build_engine(self.named, inputs)
         if weights.version != engine.version:
             engine.receive(weights.version, weights)
         return engine

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
 import torch
 
-from dapo_rl.config import SamplingSettings
 from dapo_rl.engine_specs import engine_spec
 from dapo_rl.engines.custom import build_custom_engine
 from dapo_rl.engines.protocol import Engine, EngineInputs
 from dapo_rl.models.reserved_memory import can_reserve
 
 
-def build_engine(
-    named: str | Callable[..., Any],
-    model: Any,
-    tokenizer: Any,
-    settings: SamplingSettings,
-    dtype: torch.dtype,
-    longest: int = 0,
-    copies: bool = True,
-    kv_bytes: int | None = None,
-    releases_memory: bool = False,
-    options: Mapping[str, Any] | None = None,
-    gpus: int = 1,
-    gpu_share: float | None = None,
-) -> Engine:
-    """An engine that samples from `model`; `EngineInputs` documents the arguments. `named` is the setting `engine`, or
-    a class or function that is called like a custom engine."""
-    memory = (copies, kv_bytes, releases_memory, gpus, gpu_share)
-    inputs = EngineInputs(model, tokenizer, settings, dtype, longest, *memory, options or {})
+def build_engine(named: str | Callable[..., Any], inputs: EngineInputs) -> Engine:
+    """An engine that samples from a model. `named` is the setting `engine`, or a class or function that is called like
+    a custom engine."""
     module = engine_spec(named).module if isinstance(named, str) else None
     if module is None:
         return build_custom_engine(named, inputs)

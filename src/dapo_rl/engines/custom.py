@@ -16,7 +16,7 @@ from dapo_rl.engine_specs import ENGINES
 from dapo_rl.engines.protocol import Completion, Engine, EngineInputs, Request
 from dapo_rl.errors import DivergedError, NonFiniteError, UserError
 from dapo_rl.models.weights import WeightSource
-from dapo_rl.types import KEPT_IDS, IntArray, Trajectory
+from dapo_rl.types import KEPT_IDS, Trajectory
 
 ENGINE_METHODS = ("submit", "poll", "cancel", "receive", "take_unfinished")
 ROUNDING = 1e-3
@@ -165,13 +165,11 @@ class CustomEngine(Engine):
 
     def _fault_of_kept_ids(self, sample: Trajectory, most: int) -> str | None:
         kept_ids = sample.get(KEPT_IDS)
-        if (kept_ids is None) == (most == 0):
-            return None if kept_ids is None else self._fault_inside(sample, kept_ids, most)
-        if most:
-            return f"no column kept_ids; sampling.keep_mask needs one, [tokens, {most}], with −1 after the last kept id"
-        return "a column kept_ids, which sampling.keep_mask=false does not have"
-
-    def _fault_inside(self, sample: Trajectory, kept_ids: IntArray, most: int) -> str | None:
+        if kept_ids is None:
+            needs = f"sampling.keep_mask needs one, [tokens, {most}], with −1 after the last kept id"
+            return f"no column kept_ids; {needs}" if most else None
+        if not most:
+            return "a column kept_ids, which sampling.keep_mask=false does not have"
         if kept_ids.shape[1] != most:
             return f"kept_ids of the shape {list(kept_ids.shape)}, not [{len(kept_ids)}, {most}] (top_k)"
         if kept_ids.min() < -1 or kept_ids.max() >= self._vocabulary:

@@ -18,7 +18,7 @@ from dapo_rl.engines.token_sampling import DrawParams, draw_tokens, row_keys, un
 from dapo_rl.models.load import pad_id, take_over
 from dapo_rl.models.response_logps import pad
 from dapo_rl.models.weights import WeightSource
-from dapo_rl.types import FinishReason, FloatArray, IntArray, Trajectory
+from dapo_rl.types import FinishReason, IntArray, Trajectory
 
 MAX_BATCH = 256
 """Lower than that of `native`: `generate` does not limit its memory."""
@@ -54,7 +54,7 @@ class HFEngine(Engine):
 
     def poll(self, timeout_s: float | None = None) -> list[Completion]:
         """Generates whole requests; `generate` cannot be interrupted."""
-        rows = [row for request in self._next_requests() for row in _rows(request)]
+        rows = [(request, partial) for request in self._next_requests() for partial in request.trajectories]
         completions: list[Completion] = []
         for start in range(0, len(rows), self._max_batch):
             batch = rows[start : start + self._max_batch]
@@ -93,9 +93,7 @@ class HFEngine(Engine):
         keys_B = row_keys([(request.seed, partial.index) for request, partial in rows]).to(device)
         had_B = torch.tensor([len(partial.token_ids) for _, partial in rows], device=device)
         # `generate` runs to the end of the longest row; the surplus tokens of the others are cut off.
-        left = max(
-            request.params_of(partial.index).max_new_tokens - len(partial.token_ids) for request, partial in rows
-        )
+        limits = [request.params_of(each.index).max_new_tokens - len(each.token_ids) for request, each in rows]
         drawing = _DrawProcessor(keys_B, had_B, DrawParams.of([params] * len(rows), device))
         stopping = _StopStrings(self._tokenizer, params.stop, [partial for _, partial in rows], input_ids.shape[1])
         # `generate` takes options that its config does not set from the model's generation config. Publishers put
@@ -108,7 +106,7 @@ class HFEngine(Engine):
                 input_ids,
                 attention_mask=mask.long(),
                 generation_config=GenerationConfig(
-                    max_new_tokens=left,
+                    max_new_tokens=max(limits),
                     do_sample=False,
                     eos_token_id=sorted(stop_ids) or None,
                     pad_token_id=pad_id(self._tokenizer),
@@ -117,46 +115,24 @@ class HFEngine(Engine):
                 stopping_criteria=StoppingCriteriaList([stopping] if params.stop else []),
             )
         tokens = output[:, input_ids.shape[1] :].cpu().numpy().astype(np.int32)
-        logps = torch.stack(drawing.logps, dim=1).cpu().numpy()
-        kept_ids = torch.stack(drawing.kept_ids, dim=1).cpu().numpy() if params.keep_mask else None
-        return [
-            self._sample(
-                request,
-                partial,
-                tokens[i],
-                logps[i],
-                None if kept_ids is None else kept_ids[i],
-                stopping.stopped_at.get(i),
-                stop_ids,
-            )
-            for i, (request, partial) in enumerate(rows)
-        ]
-
-    def _sample(
-        self,
-        request: Request,
-        partial: Trajectory,
-        tokens: IntArray,
-        logps: FloatArray,
-        kept_ids: IntArray | None,
-        stopped_at: int | None,
-        stop_ids: frozenset[int],
-    ) -> Trajectory:
-        limit = request.params_of(partial.index).max_new_tokens - len(partial.token_ids)
-        stops = np.flatnonzero(np.isin(tokens[:limit], list(stop_ids)))
-        ends: list[tuple[int, FinishReason]] = [(int(stops[0]) + 1, "stop")] if len(stops) else []
-        if stopped_at is not None and stopped_at <= limit:
-            ends.append((stopped_at, "stop"))
-        end, finish = min(ends, default=(min(limit, len(tokens)), "length"))
-        more = {} if kept_ids is None else {"kept_ids": kept_ids[:end]}
-        written = partial.then(tokens[:end], logps[:end], self.version, **more)
-        return make_sample(self._tokenizer, written, len(written.token_ids), finish, stop_ids)
+        columns = {"logps": torch.stack(drawing.logps, dim=1).cpu().numpy()}
+        if params.keep_mask:
+            columns["kept_ids"] = torch.stack(drawing.kept_ids, dim=1).cpu().numpy()
+        samples = []
+        for i, ((_, partial), limit) in enumerate(zip(rows, limits, strict=True)):
+            end, finish = _end_of(tokens[i, :limit], stop_ids, stopping.stopped_at.get(i))
+            own = {name: column[i, :end] for name, column in columns.items()}
+            written = partial.then(tokens[i, :end], version=self.version, **own)
+            samples.append(make_sample(self._tokenizer, written, len(written.token_ids), finish, stop_ids))
+        return samples
 
 
-def _rows(request: Request) -> list[tuple[Request, Trajectory]]:
-    """A request's samples, each with its tokens so far."""
-    new = [Trajectory.nothing(index) for index in request.starting]
-    return [(request, partial) for partial in [*request.partial, *new]]
+def _end_of(tokens: IntArray, stop_ids: frozenset[int], stopped_at: int | None) -> tuple[int, FinishReason]:
+    """The number of tokens of a response, and why it ends there. A stop string ends it at `stopped_at`."""
+    ends = [int(place) + 1 for place in np.flatnonzero(np.isin(tokens, list(stop_ids)))[:1]]
+    if stopped_at is not None and stopped_at <= len(tokens):
+        ends.append(stopped_at)
+    return (min(ends), "stop") if ends else (len(tokens), "length")
 
 
 class _DrawProcessor(LogitsProcessor):  # type: ignore[misc]

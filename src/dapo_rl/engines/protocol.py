@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -39,16 +39,7 @@ class SamplingParams:
     @classmethod
     def of(cls, settings: SamplingSettings) -> SamplingParams:
         """The parameters with which a run samples its training data."""
-        return cls(
-            max_new_tokens=settings.max_new_tokens,
-            temperature=settings.temperature,
-            top_p=settings.top_p,
-            top_k=settings.top_k,
-            min_p=settings.min_p,
-            stop=settings.stop,
-            ignore_eos=settings.ignore_eos,
-            keep_mask=settings.keep_mask,
-        )
+        return cls(**{each.name: getattr(settings, each.name) for each in fields(cls) if each.name != "staged"})
 
     @property
     def truncates(self) -> bool:
@@ -97,6 +88,11 @@ class Request(Record):
         """`new`, with its default applied."""
         assert self.new is not None
         return self.new
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """Its samples with their tokens so far."""
+        return (*self.partial, *map(Trajectory.nothing, self.starting))
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -228,7 +224,7 @@ def engine_metrics(engine: Engine) -> dict[str, float]:
 
 @dataclass(frozen=True, slots=True)
 class EngineInputs:
-    """What a built-in engine's `build` gets."""
+    """What an engine is built from."""
 
     model: Any
     tokenizer: Any

@@ -103,7 +103,7 @@ class VLLMEngine(Engine):
         if self._held is not None:
             self._held.append(request)
             return
-        for partial in (*request.partial, *(Trajectory.nothing(index) for index in request.starting)):
+        for partial in request.trajectories:
             self._submitted += 1
             name = f"{self._submitted}:{request.id}:{partial.index}"
             ids = np.concatenate([request.prompt_ids, partial.token_ids]).tolist()
@@ -155,13 +155,11 @@ class VLLMEngine(Engine):
         if self._held is not None:
             unfinished, self._held = self._held, []
             return unfinished
-        requests: dict[str, Request] = {}
-        written: dict[str, list[Trajectory]] = {}
+        taken: dict[str, tuple[Request, list[Trajectory]]] = {}
         for name, (request, _) in self._running.items():
-            requests.setdefault(request.id, request)
-            written.setdefault(request.id, []).append(self._written(name))
+            taken.setdefault(request.id, (request, []))[1].append(self._written(name))
         self._abort(list(self._running))
-        return [request.left(written[name]) for name, request in requests.items()]
+        return [request.left(written) for request, written in taken.values()]
 
     def close(self) -> None:
         """Stops vLLM's processes and frees its memory."""

@@ -96,12 +96,12 @@ def eval_command(
     with quick_imports():
         from dapo_rl.evals.run import evaluate_models
 
-    stopped_by = _stop_on_sigterm()
+    signal.signal(signal.SIGTERM, _stop)
     try:
         report, directory = evaluate_models(plan, models, out, scores=scores)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         typer.echo("dapo: stopped; repeat the command to resume", err=True)
-        raise typer.Exit(128 + (stopped_by[0] if stopped_by else signal.SIGINT)) from None
+        raise typer.Exit(128 + (stop.args[0] if stop.args else signal.SIGINT)) from None
     from dapo_rl.base.format import short_path
     from dapo_rl.evals.plot import draw_evaluation  # matplotlib takes a second to import
     from dapo_rl.evals.table import print_evaluation
@@ -115,13 +115,6 @@ def eval_command(
             print(short_path(directory / name))
 
 
-def _stop_on_sigterm() -> list[int]:
-    """Makes SIGTERM stop an evaluation like Ctrl-C. There is nothing to save: responses are saved as they arrive."""
-    received: list[int] = []
-
-    def handle(number: int, _frame: Any) -> None:
-        received.append(number)
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, handle)
-    return received
+def _stop(number: int, _frame: Any) -> None:
+    """Stops an evaluation like Ctrl-C. There is nothing to save: responses are saved as they arrive."""
+    raise KeyboardInterrupt(number)

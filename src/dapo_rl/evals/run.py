@@ -24,7 +24,7 @@ from dapo_rl.config import ModelSettings
 from dapo_rl.data import Rows, build_prompts, copies, load_rows, once_each
 from dapo_rl.engines.build import build_engine
 from dapo_rl.engines.custom import vocabulary_of
-from dapo_rl.engines.protocol import Engine, SamplingParams
+from dapo_rl.engines.protocol import Engine, EngineInputs, SamplingParams
 from dapo_rl.envs.build import build_environment, environment_rows, gives_rewards
 from dapo_rl.envs.pool import Environments
 from dapo_rl.errors import UserError
@@ -49,7 +49,7 @@ from dapo_rl.rewards import build_verifier
 from dapo_rl.rewards.pool import VerifierPool
 from dapo_rl.rollout.build_conversations import build_conversations, longest_episode, prompt_fits
 from dapo_rl.rollout.conversation import Conversations
-from dapo_rl.rollout.environment_failures import check_failures
+from dapo_rl.rollout.failures import check_environment
 from dapo_rl.rollout.policy_answers import longest_question, use_as_judge
 from dapo_rl.rollout.reward_model import load_reward_models
 from dapo_rl.types import Group, Prompt, Trajectory, Verdict
@@ -189,9 +189,9 @@ def _evaluate(
             part = part_of[problem.draw]
             waiting[part].append(problem)
             if work.conversations is not None:
-                episodes += zip(problem.samples, problem.verdicts, strict=True)
+                episodes += problem.judged
             if len(waiting[part]) == len(part):
-                check_failures(episodes, plan.config.env.max_error_share)  # before failures are written as results
+                check_environment(episodes, plan.config.env.max_error_share)  # before failures are written as results
                 judged = sorted(waiting.pop(part), key=lambda group: group.draw)
                 responses.write(part, [(group, judges.voting.votes(group)) for group in judged])
         responses.finish(len(work.prompts), work.k)
@@ -226,7 +226,8 @@ def _prepare(plan: EvalPlan, chosen: ModelSettings, rows: Rows, judges: _Judges,
         limits = {"context": longest, "max_new_tokens": params.max_new_tokens, "vocabulary": vocabulary_of(model)}
         conversations = build_conversations(config, environments, tokenizer, **limits, rewards=gives_rewards(config))
     longest = longest_question(verifier, tokenizer, config, model, longest)
-    engine = build_engine(config.engine, model, tokenizer, config.sampling, dtype, longest, copies=False)
+    inputs = EngineInputs(model, tokenizer, config.sampling, dtype, longest, copies=False)
+    engine = build_engine(config.engine, inputs)
     use_as_judge(verifier, engine, tokenizer, config, longest)
     return _Work(engine, prompts, params, k, f"{described}; {_how(params)}", conversations)
 

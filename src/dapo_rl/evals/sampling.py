@@ -14,8 +14,6 @@ from dapo_rl.rollout.pending_steps import check_nothing
 from dapo_rl.rollout.policy_answers import policy_of
 from dapo_rl.types import Group, Prompt, Verifier
 
-LOOK_S = 0.05
-"""Seconds between checks for verdicts."""
 AT_A_TIME = 512
 
 
@@ -54,7 +52,7 @@ def answer(
                 index = left.popleft()
                 episodes.start(index, prompts[index])
             if episodes.generating:
-                episodes.poll(LOOK_S if episodes.stepping else None, check)
+                episodes.poll(check)
             many = episodes.policy is not None and episodes.judging * samples >= at_a_time
             yield from episodes.finish(judge_all=many or not episodes.generating, check=check)
     finally:  # a caller that stops early leaves no work behind

@@ -34,7 +34,7 @@ class Voting:
         """
         verdicts = group.verdicts
         if self._pool is None:
-            return [_text_vote(sample, verdict) for sample, verdict in zip(group.samples, verdicts, strict=True)]
+            return [_text_vote(sample, verdict) for sample, verdict in group.judged]
         answers = [None if verdict.failed else verdict.answer for verdict in verdicts]
         # The verifier has compared each with the ground truth already.
         right = next((verdict.answer for verdict in verdicts if verdict.correct), None)

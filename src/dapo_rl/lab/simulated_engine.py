@@ -70,7 +70,7 @@ class SimulatedRow:
         if len(self.spans) > 1:
             versions = np.repeat(*np.array(self.spans, np.int32).T)
         columns = {"token_ids": constant("i4", 0), "logps": constant("f4", 0), "versions": versions}
-        return Trajectory.of_columns(columns | {"mask": constant("?", True)}, index=self.index)
+        return Trajectory.nothing(self.index).replace(columns=columns | {"mask": constant("?", True)})
 
 
 @dataclass(slots=True, eq=False)
@@ -250,7 +250,7 @@ class SimulatedEngine(Engine):
         replica.run_until(self.now)
         lengths = self.world.lengths(f"p{request.prompt_ids[0]}")
         prompt = replica.prompt_tokens / request.samples  # computed once for all samples of the group
-        for partial in (*request.partial, *map(Trajectory.nothing, request.starting)):
+        for partial in request.trajectories:
             tokens = len(partial.token_ids)
             row = SimulatedRow(request, partial.index, lengths[partial.index], 0.0 if kept else prompt + tokens)
             for version, count in _spans(partial):

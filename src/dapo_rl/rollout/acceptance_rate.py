@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, NamedTuple
+
+from pydantic import Field
+
+from dapo_rl.base.saved import Saved
 
 MEMORY = 128.0
 """The time constant of the exponential decay, in groups: the policy changes, so old observations must fade."""
-GUESS = (3.0, 4.0)
-"""The prior before the first group: 3 of 4 are kept."""
 PRIOR = 4.0
 """The weight of the overall rate in the rate of one source, in groups."""
 LEAST = 0.02
@@ -19,40 +19,33 @@ CAUTION = 0.5
 drawing too many wastes samples or makes them stale."""
 
 
-@dataclass(slots=True)
-class _Count:
-    kept: float = 0.0
-    seen: float = 0.0
+Seen = Annotated[float, Field(ge=0, le=1e9)]
+"""A number of groups, of which old ones count less."""
 
-    def observe(self, kept: bool) -> None:
+
+class Rate(NamedTuple):
+    kept: Seen = 0.0
+    seen: Seen = 0.0
+
+    def after(self, kept: bool) -> Rate:
         fading = 1 - 1 / MEMORY
-        self.kept = self.kept * fading + kept
-        self.seen = self.seen * fading + 1
+        return Rate(self.kept * fading + kept, self.seen * fading + 1)
 
 
-@dataclass(slots=True)
-class Acceptance:
+class Acceptance(Saved):
     """The recent share of groups that were kept."""
 
-    overall: _Count = field(default_factory=lambda: _Count(*GUESS))
-    sources: dict[str, _Count] = field(default_factory=dict)
+    overall: Rate = Rate(3.0, 4.0)
+    """At first a guess: 3 of 4 are kept."""
+    sources: dict[str, Rate] = Field(default_factory=dict)
 
     def observe(self, source: str, kept: bool) -> None:
-        self.overall.observe(kept)
-        self.sources.setdefault(source, _Count()).observe(kept)
+        self.overall = self.overall.after(kept)
+        self.sources[source] = self.sources.get(source, Rate()).after(kept)
 
     def rate(self, source: str) -> float:
         """The rate of one source, shrunk towards the overall rate while the source has few observations."""
-        own = self.sources.get(source, _Count())
+        own = self.sources.get(source, Rate())
         seen = own.seen + PRIOR
         rate = (own.kept + PRIOR * self.overall.kept / self.overall.seen) / seen
         return min(max(rate + CAUTION * math.sqrt(rate * (1 - rate) / (seen + 1)), LEAST), 1.0)
-
-    def state(self) -> dict[str, Any]:
-        counts = {name: [count.kept, count.seen] for name, count in self.sources.items()}
-        return {"overall": [self.overall.kept, self.overall.seen], "sources": counts}
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> Acceptance:
-        sources = {name: _Count(*count) for name, count in state["sources"].items()}
-        return cls(_Count(*state["overall"]), sources)

@@ -6,7 +6,7 @@ Taking groups in the order they finish would favour short answers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from dapo_rl.base.format import counted
@@ -18,25 +18,22 @@ from dapo_rl.rollout.in_flight import Unread
 from dapo_rl.types import Group, Prompt
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SampledBatch:
-    """The result of builder one batch."""
+    """The batch of a step while it is being sampled, and when it is full."""
 
-    kept: tuple[Group, ...]
+    kept: list[Group] = field(default_factory=list)
     """In the order drawn."""
-    dropped: tuple[tuple[Group, Outcome], ...]
-    sampled: tuple[Group, ...]
+    dropped: list[tuple[Group, Outcome]] = field(default_factory=list)
+    sampled: list[Group] = field(default_factory=list)
     """All groups judged in this step, kept or not; `kept` can also contain older ones."""
-    version: int = 0
-    """The version of the weights that sampled in this step."""
-    filled_up: frozenset[int] = frozenset()
-    """The draws of uninformative groups that `on_cap: fill` added to the batch; their advantages are 0."""
-    carried_over: int = 0
-    """Good groups that wait for the next step."""
-    in_flight: int = 0
-    """Groups that continue in the next step."""
-    tokens_generated: int = 0
-    """Tokens of the samples that finished or were cancelled in this step."""
+    n: int = 0
+    """The number of groups to keep; more are kept if more are due."""
+    due: int = -1
+    """Good groups up to this draw are trained on in this step, because they would be too old in the next one."""
+    drawn: int = 0
+    tokens_finished: int = 0
+    """Tokens of the samples that finished in this step."""
     tokens_cancelled: int = 0
     """Tokens of groups that were cancelled before all their samples finished."""
     tokens_restarted: int = 0
@@ -46,32 +43,16 @@ class SampledBatch:
     """Time that the engine waited for verdicts."""
     earlier_seconds: float = 0.0
     """Time spent on it before it was interrupted."""
-    notes: tuple[str, ...] = ()
-    """Notes for the user: whether scores are graded, what `on_cap` did, whether the engine waited for verdicts."""
-
-    def outcomes(self) -> Counter[Outcome]:
-        return Counter(outcome for _, outcome in self.dropped) + Counter({"kept": len(self.kept)})
-
-
-@dataclass(slots=True)
-class BatchBuilder:
-    """A batch of `n` groups, or more if more are due, that is being filled."""
-
-    n: int
-    kept: list[Group] = field(default_factory=list)
-    dropped: list[tuple[Group, Outcome]] = field(default_factory=list)
-    sampled: list[Group] = field(default_factory=list)
-    drawn: int = 0
-    finished_tokens: int = 0
-    cancelled_tokens: int = 0
-    generate_seconds: float = 0.0
-    verify_seconds: float = 0.0
-    earlier_seconds: float = 0.0
-    """Time spent on it before it was interrupted."""
     notes: list[str] = field(default_factory=list)
-    due: int = -1
-    """Good groups up to this draw are trained on in this step, because they would be too old in the next one."""
-    restarted_tokens: int = 0
+    """Notes for the user: whether scores are graded, what `on_cap` did, whether the engine waited for verdicts."""
+    version: int = 0
+    """The version of the weights that sampled in this step."""
+    filled_up: frozenset[int] = frozenset()
+    """The draws of uninformative groups that `on_cap: fill` added to the batch; their advantages are 0."""
+    carried_over: int = 0
+    """Good groups that wait for the next step."""
+    in_flight: int = 0
+    """Groups that continue in the next step."""
 
     @property
     def missing(self) -> int:
@@ -79,13 +60,17 @@ class BatchBuilder:
 
     @property
     def tokens_generated(self) -> int:
-        return self.finished_tokens + self.cancelled_tokens + self.restarted_tokens
+        """Tokens of the samples that finished, were cancelled or started again in this step."""
+        return self.tokens_finished + self.tokens_cancelled + self.tokens_restarted
 
-    def without(self, filled_up: Collection[int], dropped: Iterable[tuple[Group, Outcome]]) -> BatchBuilder:
+    def without(self, filled_up: Collection[int], dropped: Iterable[tuple[Group, Outcome]]) -> SampledBatch:
         """A copy in which the groups that fill it up are dropped again, as they were in `dropped`."""
         again = [(group, outcome) for group, outcome in dropped if group.draw in filled_up]
         kept = [group for group in self.kept if group.draw not in filled_up]
-        return replace(self, kept=kept, dropped=[*again, *self.dropped])
+        return replace(self, kept=kept, dropped=[*again, *self.dropped], sampled=[*self.sampled])
+
+    def outcomes(self) -> Counter[Outcome]:
+        return Counter(outcome for _, outcome in self.dropped) + Counter({"kept": len(self.kept)})
 
     def reasons(self) -> str:
         """The reasons why groups were dropped, with counts."""
@@ -95,33 +80,21 @@ class BatchBuilder:
 
 @dataclass(frozen=True, slots=True)
 class PausedBatch:
-    builder: BatchBuilder
+    batch: SampledBatch
     rejected: tuple[tuple[Group, Outcome], ...] = ()
     """Groups that are not kept, and wait for the verdicts of earlier draws."""
     unread: tuple[Unread, ...] = ()
 
     @property
     def prompts(self) -> list[Prompt]:
-        groups = [*self.builder.kept, *(group for group, _ in (*self.builder.dropped, *self.rejected))]
+        groups = [*self.batch.kept, *(group for group, _ in (*self.batch.dropped, *self.rejected))]
         return [*(group.prompt for group in groups), *(unread.flight.prompt for unread in self.unread)]
 
     @property
     def waiting_tokens(self) -> int:
         """Tokens of its complete groups that no outcome has been recorded for."""
-        groups = [*self.builder.kept, *(group for group, _ in self.rejected)]
+        groups = [*self.batch.kept, *(group for group, _ in self.rejected)]
         return sum(group.tokens for group in groups) + sum(unread.flight.finished_tokens for unread in self.unread)
-
-    def so_far(self) -> SampledBatch:
-        """Its result so far. Kept groups are not in it: nothing has been trained on them."""
-        builder = self.builder
-        return SampledBatch(
-            kept=(),
-            dropped=tuple(builder.dropped),
-            sampled=tuple(builder.sampled),
-            tokens_generated=builder.tokens_generated,
-            tokens_cancelled=builder.cancelled_tokens,
-            tokens_restarted=builder.restarted_tokens,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,27 +103,13 @@ class FailedBatch:
 
     fill: SampledBatch
     """Its dropped groups, and the tokens that it generated. Kept groups are not in it: nothing was trained on them."""
-    unfinished: tuple[Group, ...]
+    unfinished: Sequence[Group]
     """All other groups, with the samples that had finished. Those that were not judged have no verdicts."""
-
-    @classmethod
-    def of(
-        cls, builder: BatchBuilder, dropped: tuple[tuple[Group, Outcome], ...], unfinished: tuple[Group, ...]
-    ) -> FailedBatch:
-        fill = SampledBatch(
-            kept=(),
-            dropped=dropped,
-            sampled=tuple(builder.sampled),
-            tokens_generated=builder.tokens_generated,
-            tokens_cancelled=builder.cancelled_tokens,
-            tokens_restarted=builder.restarted_tokens,
-        )
-        return cls(fill, unfinished)
 
     @classmethod
     def of_update(cls, fill: SampledBatch) -> FailedBatch:
         """Of a step that failed after its batch was full."""
-        return cls(replace(fill, kept=()), fill.kept)
+        return cls(replace(fill, kept=[]), fill.kept)
 
 
 class Admission:
@@ -182,19 +141,19 @@ class Admission:
     def add(self, group: Group, outcome: Outcome) -> None:
         self._judged[group.draw] = (group, outcome)
 
-    def admit(self, builder: BatchBuilder, first_out: float) -> None:
+    def admit(self, batch: SampledBatch, first_out: float) -> None:
         """Admits groups in the order drawn, up to `first_out`, the first draw without a verdict. A full batch admits
         only groups that are due."""
         for draw in sorted(self._judged):
-            if draw > first_out or (not builder.missing and draw > builder.due):
+            if draw > first_out or (not batch.missing and draw > batch.due):
                 break
             group, outcome = self._judged.pop(draw)
             if outcome == "kept":
-                builder.kept.append(group)
+                batch.kept.append(group)
             else:
-                builder.dropped.append((group, outcome))
+                batch.dropped.append((group, outcome))
 
-    def settle(self, builder: BatchBuilder, surplus: str) -> list[Group]:
+    def settle(self, batch: SampledBatch, surplus: str) -> list[Group]:
         """Ends a step: only carried groups stay. Returns the others, which are dropped."""
         removed: list[Group] = []
         for draw in sorted(self._judged):
@@ -202,31 +161,31 @@ class Admission:
             if outcome == "kept" and surplus == "carry":
                 continue
             removed.append(group)
-            builder.dropped.append((group, "surplus" if outcome == "kept" else outcome))
+            batch.dropped.append((group, "surplus" if outcome == "kept" else outcome))
             del self._judged[draw]
         return removed
 
 
-def at_cap(builder: BatchBuilder, settings: SamplingSettings) -> tuple[frozenset[int], str | None]:
+def at_cap(batch: SampledBatch, settings: SamplingSettings) -> tuple[frozenset[int], str | None]:
     """Applies `on_cap` to a batch that is not full when the cap is reached. Returns the draws that fill it up, and a
     note for the user."""
     nothing: frozenset[int] = frozenset()
-    if settings.dynamic_batch and builder.kept:
+    if settings.dynamic_batch and batch.kept:
         return nothing, None
-    found = f"{counted(builder.drawn, 'group')} drawn, {len(builder.kept)} of {builder.n} kept ({builder.reasons()})"
-    same = [group for group, outcome in builder.dropped if outcome in ("all_correct", "all_wrong")]
+    found = f"{counted(batch.drawn, 'group')} drawn, {len(batch.kept)} of {batch.n} kept ({batch.reasons()})"
+    same = [group for group, outcome in batch.dropped if outcome in ("all_correct", "all_wrong")]
     if different := sum(has_spread(group.verdicts) for group in same):
         found += f"; sampling.metric=score keeps {different} of these, whose scores differ"
     if settings.on_cap == "fill":
-        spare = [group for group, outcome in builder.dropped if not OUTCOMES[outcome].signal]
-        chosen = spare[: builder.missing]
+        spare = [group for group, outcome in batch.dropped if not OUTCOMES[outcome].signal]
+        chosen = spare[: batch.missing]
         draws = frozenset(group.draw for group in chosen)
-        builder.dropped = [entry for entry in builder.dropped if entry[0].draw not in draws]
-        builder.kept = sorted([*builder.kept, *chosen], key=lambda group: group.draw)
-        if builder.kept:
+        batch.dropped = [entry for entry in batch.dropped if entry[0].draw not in draws]
+        batch.kept = sorted([*batch.kept, *chosen], key=lambda group: group.draw)
+        if batch.kept:
             return draws, f"sampling.cap reached: {found}; filled up with {counted(len(draws), 'uninformative group')}"
-    if settings.on_cap == "partial" and builder.kept:
-        return nothing, f"sampling.cap reached: {found}; training on {counted(len(builder.kept), 'group')}"
+    if settings.on_cap == "partial" and batch.kept:
+        return nothing, f"sampling.cap reached: {found}; training on {counted(len(batch.kept), 'group')}"
     raise CapReachedError(
         f"sampling.cap: {found}; raise sampling.cap, use easier or harder prompts, "
         "or choose sampling.on_cap=partial or fill"

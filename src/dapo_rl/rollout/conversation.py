@@ -25,13 +25,12 @@ from dapo_rl.envs.messages import with_system
 from dapo_rl.envs.pool import Environments
 from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, Message, Observation, Opening, ToolSchema
 from dapo_rl.errors import UserError
-from dapo_rl.types import FinishReason, Prompt, Trajectory, Turn, Verdict, VerdictStatus
+from dapo_rl.types import FinishReason, Prompt, Trajectory, Turn, Verdict
 
 Result = Opening | Observation | EpisodeFailure
 Replay = Generator[Future[Any], Any, tuple[bool, Future[Any] | None]]
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 """What chat templates and tokenizers raise for messages that they do not expect."""
-STATUS: Mapping[str, VerdictStatus] = {"timeout": "timeout"}
 
 
 @dataclass(slots=True)
@@ -85,6 +84,10 @@ class Conversation:
             begun = len(self.messages) - len(self.trajectory.messages)
         return {"messages": list(self.messages), "opening": begun, "state": dict(self.state)}
 
+    def become(self, other: Conversation) -> None:
+        for name in self.__slots__:
+            setattr(self, name, getattr(other, name))
+
     def count(self, name: str, value: float) -> None:
         self.counts[name] = self.counts.get(name, 0.0) + value
 
@@ -127,10 +130,10 @@ class Conversations:
 
     def new(self, request: Request) -> list[Conversation]:
         """The conversations of a group, which is to be requested like this."""
-        return [
-            Conversation(self.pool.new_key(), index, request.seed, Trajectory.nothing(index))
-            for index in range(request.count)
-        ]
+        return [self.fresh(index, request.seed) for index in range(request.count)]
+
+    def fresh(self, index: int, seed: int) -> Conversation:
+        return Conversation(self.pool.new_key(), index, seed, Trajectory.nothing(index))
 
     def open(self, conversation: Conversation, prompt: Prompt) -> Future[Any]:
         conversation.since = time.monotonic()
@@ -193,12 +196,11 @@ class Conversations:
     def _room(self, conversation: Conversation) -> int:
         """Tokens that the next turn may have; 0 or less if a limit is reached."""
         trajectory = conversation.trajectory
-        limits = [
+        return min(
             self._max_new_tokens - conversation.finished_tokens,
             self.context - len(trajectory.prompt_ids) - len(trajectory.token_ids),
             *(limit for limit in (self._settings.max_turn_tokens, conversation.limit) if limit is not None),
-        ]
-        return min(limits)
+        )
 
     def end_turn(self, conversation: Conversation, sample: Trajectory) -> Future[Any] | None:
         """Takes a turn from the engine and hands it to the environment; None: the conversation has ended."""
@@ -397,9 +399,7 @@ class Conversations:
         """Begins conversations anew. Yields their first requests; None for one whose environment fails."""
         self.close(conversations)
         for conversation in conversations:
-            new = Conversation(self.pool.new_key(), conversation.index, conversation.seed, Trajectory.nothing(0))
-            for name in Conversation.__slots__:
-                setattr(conversation, name, getattr(new, name))
+            conversation.become(self.fresh(conversation.index, conversation.seed))
         opening = [self.open(conversation, prompt) for conversation in conversations]
         for conversation, future in zip(conversations, opening, strict=True):
             self.opened(conversation, future.result())
@@ -414,9 +414,8 @@ class Conversations:
 
     def _fail(self, conversation: Conversation, failure: EpisodeFailure) -> None:
         """Ends an episode whose environment failed."""
-        line, _, more = failure.detail.partition("\n")
-        detail = f"{failure.reason}: {line}" + (f"\n{more}" if more else "")
-        verdict = Verdict(self._wrong, False, STATUS.get(failure.reason, "error"), detail=detail)
+        detail = f"{failure.reason}: {failure.detail}".removesuffix("\n")
+        verdict = Verdict(self._wrong, False, "timeout" if failure.reason == "timeout" else "error", detail=detail)
         conversation.counts["env_failed"] = 1.0
         self._set_verdict(conversation, "stop", verdict)
 

@@ -17,12 +17,13 @@ differs.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+from pydantic import Field
 
 from dapo_rl.base.quote import describe
+from dapo_rl.base.saved import Finite, Saved
 from dapo_rl.choices import Masking
 from dapo_rl.config import SamplingSettings
 from dapo_rl.errors import UserError
@@ -39,21 +40,20 @@ SAME = 1e-6
 class Observed(NamedTuple):
     """The scores of one reward function so far."""
 
-    lowest: float
-    highest: float
-    weight: float
+    lowest: Finite
+    highest: Finite
+    weight: Finite
 
 
-@dataclass(slots=True)
-class Grading:
-    """What the scores so far look like. Saved with the sampler."""
+class Grading(Saved):
+    """What the scores so far look like."""
 
-    correct: float | None = None
+    correct: Finite | None = None
     """The score of the first correct sample."""
-    wrong: float | None = None
+    wrong: Finite | None = None
     """The score of the first sample that is not correct."""
     graded: bool = False
-    rewards: dict[str, Observed] = field(default_factory=dict)
+    rewards: dict[str, Observed] = Field(default_factory=dict)
     """The functions that the scores are sums of."""
 
     def observe(self, group: Group) -> str | None:
@@ -177,7 +177,7 @@ def outcome_of(
         why_dropped = by_metric[settings.metric]
         if (outcome := why_dropped(group.verdicts)) is not None:
             return outcome
-        left = [v for s, v in zip(group.samples, group.verdicts, strict=True) if not s.truncated]
+        left = [v for s, v in group.judged if not s.truncated]
         # With truncated samples in the baseline, even equal samples have an advantage over them.
         if masking != "none" and (not left or (masking == "baseline" and why_dropped(left) is not None)):
             return "truncated"

@@ -38,6 +38,8 @@ from dapo_rl.types import Group, Pending, Prompt, RewardPart, Verdict
 
 GRACE_S = 2.0
 """Seconds that a paused batch waits for the verdicts that are being computed."""
+LOOK_S = 0.05
+"""Seconds between checks for answers that are read as soon as they are ready."""
 STOP_LOOK_S = 0.25
 """Seconds between checks for a requested stop, while the engine works."""
 
@@ -107,36 +109,29 @@ class Episodes:
         request = self.request(draw, prompt, version)
         flight = self._held[draw] = InFlightGroup(draw, prompt, version, request, [None] * request.count)
         if self.conversations is None:
-            self.add(flight)
-            self._engine.submit(flight.request)
+            self._submit(flight, request)
         else:
             flight.conversations = self.conversations.new(request)
             self._open(flight)
         return flight
-
-    def add(self, flight: InFlightGroup) -> None:
-        """Adds a group, for example from a checkpoint, without submitting it."""
-        self._held[flight.draw] = flight
-        for name in flight.turns if flight.conversations else (flight.request.id,):
-            self._generating[name] = flight
 
     def resume(self) -> None:
         """Submits the unfinished requests of the last step, or of a paused one, in the order in which the engine
         returned them, unless it still has them."""
         if not self.submitted:
             for name, flight in self._generating.items():
-                self._engine.submit(flight.turns[name] if flight.conversations else flight.request)
+                self._engine.submit(flight.turns[name])
         self.submitted = True
 
-    def poll(self, timeout_s: float | None = None, check: Callable[[], None] = check_nothing) -> int:
-        """Runs the engine until samples end their turns, and hands them on. Returns the number of tokens of these
-        turns. `check` is called every fraction of a second; it raises to stop waiting."""
-        if timeout_s is None and self._generating:
-            completions = poll_engine(self._engine, check)
-        else:
+    def poll(self, check: Callable[[], None] = check_nothing) -> int:
+        """Runs the engine until samples end their turns, and hands them on; for a moment only if answers are read as
+        soon as they are ready. Returns the number of tokens of these turns. `check` is called every fraction of a
+        second; it raises to stop waiting."""
+        looks = self.stepping and not self._pending.waits
+        if looks or not self._generating:
             check()
-            completions = self._engine.poll(timeout_s)
-        if not completions and timeout_s is None and self._generating:
+            completions = self._engine.poll(LOOK_S if looks else None)
+        elif not (completions := poll_engine(self._engine, check)):
             raise RuntimeError(f"the engine returned nothing with {len(self._generating)} unfinished requests")
         return self._arrived(completions) + self._take_uncounted()
 
@@ -157,11 +152,8 @@ class Episodes:
             raise RuntimeError(f"the engine did not return the requests it was given: {', '.join(lost[:3])}")
         flights, self._generating = self._generating, {}
         for name, request in unfinished.items():
-            flight = self._generating[name] = flights[name]
-            if flight.conversations:
-                flight.turns[name] = request
-            else:
-                flight.request = request
+            self._generating[name] = flights[name]
+            flights[name].turns[name] = request
         return tokens + self._take_uncounted()
 
     def _take_uncounted(self) -> int:
@@ -185,8 +177,7 @@ class Episodes:
         }
         for flight in removed.values():
             del self._held[flight.draw]
-        if self.conversations is not None:
-            for flight in removed.values():
+            if self.conversations is not None:
                 self.conversations.close(flight.conversations)
         return sorted(removed.values(), key=lambda flight: flight.draw)
 
@@ -203,7 +194,6 @@ class Episodes:
                 raise NonFiniteError("the engine sampled a token whose log-probability is not finite")
             if flight.arrive(completion):
                 del self._generating[completion.request_id]
-                flight.turns.pop(completion.request_id, None)
             if flight.conversations:
                 tokens += self._end_turn(flight, completion)
             else:
@@ -227,7 +217,7 @@ class Episodes:
                     conversation.key = self.conversations.pool.new_key()
                 lost = each.replay(self.conversations, pending)
                 finished, partial = finished + lost.finished, partial + lost.partial
-            by_name |= dict.fromkeys(flight.turns if flight.conversations else (flight.request.id,), flight)
+            by_name |= dict.fromkeys(flight.turns, flight)
         for name in [*(name for name in order if name in by_name), *(name for name in by_name if name not in order)]:
             self._generating[name] = by_name[name]
         flights = {each.flight.draw: each.flight for each in saved}
@@ -254,9 +244,9 @@ class Episodes:
         """The episodes that are with their environments, in the order in which they came there."""
         return tuple(
             SavedStep(
-                step.flight.draw,
-                None if step.conversation is None else step.conversation.index,
-                self._pending.age(step),
+                draw=step.flight.draw,
+                index=None if step.conversation is None else step.conversation.index,
+                polls=self._pending.age(step),
             )
             for step in self._pending.environments.values()
         )
@@ -353,18 +343,19 @@ class Episodes:
         yield from self._finish(self._to_read(judge_all), check)
         self._take_answers(self._pending.due(self._pending.environments), check)
         if judge_all:  # those answers may have ended groups
-            yield from self._finish(tuple(self._pending.verdicts.values()), check)
+            yield from self._finish(self._to_read(judge_all), check)
         while self.submitted and not self._generating and (first_steps := self._pending.first(check)):
             self._take_answers(first_steps, check)
             if self._pending.verdicts:
-                yield from self._finish(tuple(self._pending.verdicts.values()), check)
+                yield from self._finish(self._to_read(judge_all=True), check)
                 break  # the caller may have had enough
 
     def _to_read(self, judge_all: bool) -> Sequence[Step]:
-        """The groups whose verdicts are read now. Those that the policy gives are all read together."""
-        if judge_all:
-            return tuple(self._pending.verdicts.values())
-        return self._pending.due(self._pending.verdicts) if self.policy is None else ()
+        """The groups whose verdicts are read now. Those that the policy gives are all read together, in the order
+        drawn: which of them several engines have finished first depends on the clock."""
+        if self.policy is not None:
+            return sorted(self._pending.verdicts.values(), key=lambda step: step.flight.draw) if judge_all else ()
+        return tuple(self._pending.verdicts.values()) if judge_all else self._pending.due(self._pending.verdicts)
 
     def _ask_policy(self, check: Callable[[], None]) -> None:
         """Takes all samples out of the engine for as long as judges need it."""

@@ -21,14 +21,14 @@ class InFlightGroup:
     version: int
     """The version of the weights it started with."""
     request: Request
-    """The request for its samples; without an environment, while the engine does not hold it, the remaining work."""
+    """The request for its samples."""
     samples: list[Trajectory | None]
     """Samples whose episodes have ended."""
     conversations: list[Conversation] = field(default_factory=list)
     """Its episodes, if there is an environment."""
     turns: dict[str, Request] = field(default_factory=dict)
-    """Requests for turns of its conversations, by their ids; while the engine does not hold them, the remaining
-    work."""
+    """The requests that the engine works on, by their ids: its own, or those for turns of its conversations. While the
+    engine does not hold them, the remaining work."""
 
     @property
     def finished_tokens(self) -> int:
@@ -40,17 +40,13 @@ class InFlightGroup:
     @property
     def partial_tokens(self) -> int:
         """Tokens in turns that have not ended."""
-        if not self.conversations:
-            return self.request.tokens
         before = {c.index: c.trajectory.written for c in self.conversations}
         partial = [sample for request in self.turns.values() for sample in request.partial]
-        return sum(sample.written - before[sample.index] for sample in partial)
+        return sum(sample.written - before.get(sample.index, 0) for sample in partial)
 
     @property
     def untouched(self) -> bool:
         """Whether none of its samples has tokens yet."""
-        if not self.conversations:
-            return self.request.untouched
         return not self.finished_tokens and not self.partial_tokens and all(s is None for s in self.samples)
 
     def group(self, verdicts: tuple[Verdict, ...] = ()) -> Group:
@@ -71,19 +67,18 @@ class InFlightGroup:
     def arrive(self, completion: Completion) -> bool:
         """Removes a sample from the request that it belongs to. Returns whether the request is complete."""
         index, name = completion.index, completion.request_id
-        request = self.turns[name] if self.conversations else self.request
-        if self.conversations and index in request.indices:
-            request = replace(
-                request,
-                partial=tuple(sample for sample in request.partial if sample.index != index),
-                new=tuple(other for other in request.starting if other != index),
-            )
-            self.turns[name] = request
-            return not request.samples
-        if self.conversations or index not in range(len(self.samples)) or self.samples[index] is not None:
+        request = self.turns[name]
+        if index not in request.indices:
             raise RuntimeError(f"the engine returned sample {index} of {name}, which was not requested")
-        self.samples[index] = completion.sample
-        return self.is_whole
+        if not self.conversations:
+            self.samples[index] = completion.sample
+        partial = tuple(sample for sample in request.partial if sample.index != index)
+        new = tuple(other for other in request.starting if other != index)
+        if partial or new:
+            self.turns[name] = replace(request, partial=partial, new=new)
+        else:
+            del self.turns[name]
+        return name not in self.turns
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any
 
 from dapo_rl.envs.protocol import EpisodeFailure
 from dapo_rl.rollout.conversation import Conversation, Conversations, Result
-from dapo_rl.rollout.in_flight import InFlightGroup
+from dapo_rl.rollout.pending_steps import Step
 from dapo_rl.rollout.saved_episodes import replay_all
-from dapo_rl.types import Trajectory
-
-
-class Asked(Protocol):
-    """What environments were asked for."""
-
-    @property
-    def flight(self) -> InFlightGroup: ...
-
-    @property
-    def conversation(self) -> Conversation | None:
-        """None: to open all episodes of the group."""
-        ...
 
 
 def replay_lost(
-    conversations: Conversations, asked: Sequence[Asked], answers: Sequence[Sequence[Any]]
+    conversations: Conversations, asked: Sequence[Step], answers: Sequence[Sequence[Any]]
 ) -> list[Sequence[Any]]:
     """The answers, with those of replayed episodes in place of what was lost. Replays run side by side; what is lost
     again, or answers otherwise than before, stays lost."""
@@ -46,11 +33,11 @@ def replay_lost(
 
 
 def _replay(
-    conversations: Conversations, conversation: Conversation, asked: Asked, lost: EpisodeFailure
+    conversations: Conversations, conversation: Conversation, asked: Step, lost: EpisodeFailure
 ) -> Generator[Future[Any], Any, Result]:
     """Brings a new episode to where the lost one was. Returns what the environment says next."""
     prompt = asked.flight.prompt
-    new = Conversation(conversations.pool.new_key(), conversation.index, conversation.seed, Trajectory.nothing(0))
+    new = conversations.fresh(conversation.index, conversation.seed)
     if asked.conversation is None:
         result: Result = yield conversations.open(new, prompt)
         conversations.close([conversation])
@@ -65,6 +52,5 @@ def _replay(
         return lost
     result = yield answer
     conversations.close([conversation])
-    for name in Conversation.__slots__:
-        setattr(conversation, name, getattr(new, name))
+    conversation.become(new)
     return result

@@ -74,7 +74,7 @@ class PendingSteps:
         """What is with the environment, by number, in the order asked for."""
         self.verdicts: dict[int, Step] = {}
         """What is with the verifier."""
-        self._waits = waits
+        self.waits = waits
         self._ready: set[int] = set()
         """Without `waits`: the steps that may have been answered."""
         self._news: SimpleQueue[int] = SimpleQueue()
@@ -85,7 +85,7 @@ class PendingSteps:
 
     def add(self, step: Step) -> None:
         (self.verdicts if step.judges else self.environments)[step.number] = step
-        if self._waits:
+        if self.waits:
             return
         news, number, futures = self._news, step.number, futures_of(step.answers)
         for future in futures:
@@ -104,13 +104,13 @@ class PendingSteps:
 
     def due(self, steps: Mapping[int, Step]) -> list[Step]:
         """The steps whose answers are to be read, in the order asked for."""
-        if not self._waits:
+        if not self.waits:
             return self._answered(steps)
         return [step for step in steps.values() if self.polls - step.poll >= self.polls_to_wait]
 
     def first(self, check: Callable[[], None]) -> list[Step]:
         """The steps with environments that come first: in the order asked for, or of time."""
-        if self._waits:
+        if self.waits:
             first = min((step.poll for step in self.environments.values()), default=0)
             return [step for step in self.environments.values() if step.poll == first]
         while self.environments:

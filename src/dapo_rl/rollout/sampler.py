@@ -19,21 +19,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from dapo_rl.base.format import counted
-from dapo_rl.base.quote import TRACEBACK_LIMIT, shorten
 from dapo_rl.choices import Masking
 from dapo_rl.config import SamplingSettings
 from dapo_rl.engines.protocol import Engine, Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.envs import OneTurn
-from dapo_rl.errors import StopRequested, UserError
+from dapo_rl.errors import StopRequested
 from dapo_rl.outcomes import Outcome
 from dapo_rl.rollout.acceptance_rate import Acceptance
-from dapo_rl.rollout.batch_builder import Admission, BatchBuilder, FailedBatch, PausedBatch, SampledBatch, at_cap
+from dapo_rl.rollout.batch_builder import Admission, FailedBatch, PausedBatch, SampledBatch, at_cap
 from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.rollout.dynamic_sampling import Grading, GroupFilter, drops_alike, has_spread, outcome_of
-from dapo_rl.rollout.environment_failures import check_failures
 from dapo_rl.rollout.episodes import Episodes
+from dapo_rl.rollout.failures import check_environment, check_verifier
 from dapo_rl.rollout.pending_steps import check_nothing
 from dapo_rl.rollout.policy_answers import policy_of
 from dapo_rl.rollout.sampler_state import SamplerState
@@ -42,8 +40,6 @@ from dapo_rl.rollout.staleness import Ahead, may_start
 from dapo_rl.types import Group, Prompt, Verifier
 
 LONG_WAIT_S = 10.0
-LOOK_S = 0.05
-"""Seconds between checks for verdicts, with `wait_for_verdicts: false`."""
 
 
 class Prompts(Protocol):
@@ -113,9 +109,9 @@ class Sampler:
         self._told_of_waiting = False
         self._check, self._began = check_nothing, 0.0
         self._paused: PausedBatch | None = None
-        self._failed: BatchBuilder | None = None
+        self._failed: SampledBatch | None = None
         """The batch of a `fill` that raised an error."""
-        self._full: BatchBuilder | None = None
+        self._full: SampledBatch | None = None
         """The batch that the last `fill` has returned."""
 
     @property
@@ -129,15 +125,15 @@ class Sampler:
         was sampled is lost, `save` saves it, and the next fill continues with it.
         """
         self._check, self._began = check, time.perf_counter()
-        builder = self._begin(n)
+        batch = self._begin(n)
         try:
-            return self._fill(builder)
+            return self._fill(batch)
         except StopRequested:
-            builder.earlier_seconds += time.perf_counter() - self._began
-            self._pause(builder)
+            batch.earlier_seconds += time.perf_counter() - self._began
+            self._pause(batch)
             raise
         except Exception:
-            self._failed = builder
+            self._failed = batch
             raise
         finally:
             self._check = check_nothing  # it refers to the run, which refers to this sampler
@@ -147,7 +143,7 @@ class Sampler:
         it."""
         if self._episodes.submitted:
             self._on_step(self._engine.version)  # samples that finish during the update belong to the next step
-            self._pause(BatchBuilder(0))
+            self._pause(SampledBatch())
 
     def take_back(self) -> None:
         """After a `fill` whose batch was not trained on: `save` saves the batch, and the next `fill` returns it."""
@@ -155,63 +151,55 @@ class Sampler:
         self._full.earlier_seconds += time.perf_counter() - self._began
         self._pause(self._full)
 
-    def _pause(self, builder: BatchBuilder) -> None:
-        builder.finished_tokens += self._episodes.drain()
-        self._paused = PausedBatch(builder, self._admission.rejected, self._episodes.pause())
+    def _pause(self, batch: SampledBatch) -> None:
+        batch.tokens_finished += self._episodes.drain()
+        self._paused = PausedBatch(batch, self._admission.rejected, self._episodes.pause())
 
-    def _begin(self, n: int) -> BatchBuilder:
+    def _begin(self, n: int) -> SampledBatch:
         """A new batch, or the one that was interrupted."""
         self._failed = self._full = None
         paused, self._paused = self._paused, None
         if paused is None:
-            builder = BatchBuilder(n)
+            batch = SampledBatch(n=n)
             self._on_step(self._engine.version)
         else:
-            builder = paused.builder
-            builder.n = n
+            batch = paused.batch
+            batch.n = n
             self._episodes.unpause(paused.unread)
-        builder.restarted_tokens += sum(self._restarted)
-        builder.finished_tokens -= self._restarted.finished
+        batch.tokens_restarted += sum(self._restarted)
+        batch.tokens_finished -= self._restarted.finished
         self._restarted = Restarted()
-        builder.due = self._due(self._next_draw - builder.drawn)
+        batch.due = self._due(self._next_draw - batch.drawn)
         self._episodes.resume()
-        return builder
+        return batch
 
-    def _fill(self, builder: BatchBuilder) -> SampledBatch:
-        self._judge_due(builder)
+    def _fill(self, batch: SampledBatch) -> SampledBatch:
+        self._judge_due(batch)
         while True:
             first_out = min((flight.draw for flight in self._episodes), default=math.inf)
-            self._admission.admit(builder, first_out)
-            self._check_verifier(builder)
-            self._on_progress(len(builder.kept), max(builder.n, len(builder.kept)))
-            if not builder.missing and first_out > builder.due:
+            self._admission.admit(batch, first_out)
+            self._check_failures(batch)
+            self._on_progress(len(batch.kept), max(batch.n, len(batch.kept)))
+            if not batch.missing and first_out > batch.due:
                 break
-            self._top_up(builder)
+            self._top_up(batch)
             if not len(self._episodes):
                 break
-            self._advance(builder)
+            self._advance(batch)
         if not self._during_updates:
-            builder.finished_tokens += self._episodes.drain()
-        self._judge(builder, everything=True)
-        dropped = builder.dropped
-        filled_up, at_the_cap = at_cap(builder, self._settings) if builder.missing else (frozenset[int](), None)
-        self._settle(builder)
-        self._full = builder.without(filled_up, dropped)
-        return SampledBatch(
-            kept=tuple(builder.kept),
-            dropped=tuple(builder.dropped),
-            sampled=tuple(builder.sampled),
+            batch.tokens_finished += self._episodes.drain()
+        self._judge(batch, everything=True)
+        dropped = batch.dropped
+        filled_up, at_the_cap = at_cap(batch, self._settings) if batch.missing else (frozenset[int](), None)
+        self._settle(batch)
+        self._full = batch.without(filled_up, dropped)
+        return replace(
+            batch,
             version=self._engine.version,
             filled_up=filled_up,
             carried_over=len(self._admission),
             in_flight=len(self._episodes.unfinished),
-            tokens_generated=builder.tokens_generated,
-            tokens_cancelled=builder.cancelled_tokens,
-            tokens_restarted=builder.restarted_tokens,
-            generate_seconds=builder.generate_seconds,
-            verify_seconds=builder.verify_seconds,
-            earlier_seconds=builder.earlier_seconds,
-            notes=tuple(note for note in (*builder.notes, at_the_cap, self._late_verdicts(builder)) if note),
+            notes=[note for note in (*batch.notes, at_the_cap, self._late_verdicts(batch)) if note],
         )
 
     @property
@@ -233,8 +221,8 @@ class Sampler:
 
     @property
     def so_far(self) -> SampledBatch | None:
-        """The result so far of a step that was interrupted."""
-        return None if self._paused is None else self._paused.so_far()
+        """The result so far of a step that was interrupted. Kept groups are not in it: nothing was trained on them."""
+        return None if self._paused is None else replace(self._paused.batch, kept=[])
 
     @property
     def has_failed(self) -> bool:
@@ -243,10 +231,10 @@ class Sampler:
 
     def remains(self) -> FailedBatch | None:
         """What a `fill` that raised an error had sampled; None if the last one did not. The engine is not asked."""
-        if (builder := self._failed) is None:
+        if (batch := self._failed) is None:
             return None
-        dropped = (*builder.dropped, *self._admission.rejected)
-        groups = {group.draw: group for group in (*builder.sampled, *builder.kept, *self.carried)}
+        dropped = [*batch.dropped, *self._admission.rejected]
+        groups = {group.draw: group for group in (*batch.sampled, *batch.kept, *self.carried)}
         for unread in self._episodes.pause():
             groups[unread.flight.draw] = unread.flight.group(unread.verdicts or ())
         for flight in self._episodes.unfinished:
@@ -254,7 +242,7 @@ class Sampler:
                 groups[flight.draw] = flight.group()
         for group, _ in dropped:
             groups.pop(group.draw, None)
-        return FailedBatch.of(builder, dropped, tuple(groups[draw] for draw in sorted(groups)))
+        return FailedBatch(replace(batch, kept=[], dropped=dropped), [groups[draw] for draw in sorted(groups)])
 
     @property
     def unfinished(self) -> list[Prompt]:
@@ -298,23 +286,23 @@ class Sampler:
         lost = self._episodes.restore(state.flights, state.order, state.steps)
         self._restarted = Restarted(*(a + b for a, b in zip(state.restarted, lost, strict=True)))
 
-    def _top_up(self, builder: BatchBuilder) -> None:
+    def _top_up(self, batch: SampledBatch) -> None:
         """Starts as many groups as the recent acceptance rate says are needed, with those drawn ahead, and as pacing
         allows."""
         if self._settings.dynamic_batch:
             # The batch is drawn once, and again only if none of it can be trained on.
-            wanted = builder.n if not len(self._episodes) and not builder.kept else 0
-            for _ in range(min(wanted, self._cap - builder.drawn)):
-                self._start(builder)
+            wanted = batch.n if not len(self._episodes) and not batch.kept else 0
+            for _ in range(min(wanted, self._cap - batch.drawn)):
+                self._start(batch)
             return
         good = self._admission.good
-        missing = builder.missing - good + self._settings.ahead * builder.n
-        ahead = Ahead(len(builder.kept) + good)
+        missing = batch.missing - good + self._settings.ahead * batch.n
+        ahead = Ahead(len(batch.kept) + good)
         for flight in self._episodes:
             ahead.add(self._chance(flight.prompt))
         missing -= ahead.mean
-        while missing > 1e-9 and builder.drawn < self._cap and may_start(self._settings, builder.n, ahead):
-            chance = self._chance(self._start(builder))
+        while missing > 1e-9 and batch.drawn < self._cap and may_start(self._settings, batch.n, ahead):
+            chance = self._chance(self._start(batch))
             missing -= chance
             ahead.add(chance)
 
@@ -332,39 +320,36 @@ class Sampler:
         """The probability that a group of this prompt is kept."""
         return self._acceptance.rate(prompt.data_source) if self._settings.dynamic else 1.0
 
-    def _start(self, builder: BatchBuilder) -> Prompt:
-        builder.drawn += 1
+    def _start(self, batch: SampledBatch) -> Prompt:
+        batch.drawn += 1
         draw, self._next_draw = self._next_draw, self._next_draw + 1
         return self._episodes.start(draw, self._prompts.draw()).prompt
 
-    def _advance(self, builder: BatchBuilder) -> None:
+    def _advance(self, batch: SampledBatch) -> None:
         """Polls the engine, submits complete groups to the verifier, and reads the verdicts that are due."""
         started = time.perf_counter()
-        waits = self._settings.wait_for_verdicts
         try:
-            look = self._episodes.stepping and not waits
-            tokens = self._episodes.poll(LOOK_S if look else None, self._check)
+            batch.tokens_finished += self._episodes.poll(self._check)
         finally:
-            builder.generate_seconds += time.perf_counter() - started
-        builder.finished_tokens += tokens
-        self._judge_due(builder)
+            batch.generate_seconds += time.perf_counter() - started
+        self._judge_due(batch)
 
-    def _judge_due(self, builder: BatchBuilder) -> None:
+    def _judge_due(self, batch: SampledBatch) -> None:
         waits = self._settings.wait_for_verdicts or self._episodes.policy is not None
-        self._judge(builder, everything=not self._episodes.generating or (waits and self._could_be_full(builder)))
+        self._judge(batch, everything=not self._episodes.generating or (waits and self._could_be_full(batch)))
 
-    def _could_be_full(self, builder: BatchBuilder) -> bool:
+    def _could_be_full(self, batch: SampledBatch) -> bool:
         """Whether the batch is full if all pending verdicts are good. The sampler then waits for them, because the next
         sample may take long to finish."""
-        return self._admission.good + self._episodes.judging >= builder.missing
+        return self._admission.good + self._episodes.judging >= batch.missing
 
-    def _judge(self, builder: BatchBuilder, everything: bool) -> None:
+    def _judge(self, batch: SampledBatch, everything: bool) -> None:
         started = time.perf_counter()
         for group in self._episodes.finish(judge_all=everything, check=self._check):
-            builder.sampled.append(group)  # before a filter that may raise
+            batch.sampled.append(group)  # before a filter that may raise
             graded = self._settings.dynamic and self._settings.metric == "auto" and not self._decoupled
             if graded and (note := self._grading.observe(group)):
-                builder.notes.append(note)
+                batch.notes.append(note)
             how = (self._grading, self._masking, self._decoupled)
             outcome = outcome_of(group, self._settings, self._keep, *how)
             self._acceptance.observe(group.prompt.data_source, outcome == "kept")
@@ -372,7 +357,7 @@ class Sampler:
             if outcome == "all_correct" and self._settings.skip_solved_epochs:
                 self._prompts.skip(group.prompt, self._settings.skip_solved_epochs)
             self._admission.add(group, outcome)
-        builder.verify_seconds += time.perf_counter() - started
+        batch.verify_seconds += time.perf_counter() - started
 
     def _tell_prompts(self, group: Group, outcome: Outcome) -> None:
         if outcome in ("verifier_error", "environment_error"):
@@ -382,23 +367,23 @@ class Sampler:
         has_signal = outcome == "kept" and (self._settings.dynamic or has_spread(group.verdicts, self._decoupled))
         self._prompts.observe(group.prompt, right, len(group.verdicts), has_signal)
 
-    def _settle(self, builder: BatchBuilder) -> None:
+    def _settle(self, batch: SampledBatch) -> None:
         """Ends a step: carries, requeues or drops what is left."""
         if self._during_updates:
-            self._top_up(builder)
+            self._top_up(batch)
             self._engine.flush()
-            self._admission.settle(builder, self._settings.surplus)
+            self._admission.settle(batch, self._settings.surplus)
             return
         surplus = self._settings.surplus
         untouched = self._episodes.remove(lambda flight: flight.untouched)
-        first = self._next_draw - builder.drawn  # what an earlier step drew has started again, after a restart
-        builder.drawn -= sum(flight.draw >= first for flight in untouched)
+        first = self._next_draw - batch.drawn  # what an earlier step drew has started again, after a restart
+        batch.drawn -= sum(flight.draw >= first for flight in untouched)
         cancelled = self._episodes.remove(lambda flight: surplus != "carry")
         for flight in cancelled:
             # Its finished samples have already been counted as generated.
-            builder.cancelled_tokens += flight.partial_tokens + flight.finished_tokens
-            builder.finished_tokens -= flight.finished_tokens
-        judged = self._admission.settle(builder, surplus)
+            batch.tokens_cancelled += flight.partial_tokens + flight.finished_tokens
+            batch.tokens_finished -= flight.finished_tokens
+        judged = self._admission.settle(batch, surplus)
         # Whether a surplus group has finished says how fast its prompt is, and must not decide whether it is drawn
         # again: for that reason rejected groups are, too.
         again = [(flight.draw, flight.prompt) for flight in untouched]
@@ -407,9 +392,9 @@ class Sampler:
             again += [(group.draw, group.prompt) for group in judged]
         self._prompts.push_front([prompt for _, prompt in sorted(again, key=lambda entry: entry[0])])
 
-    def _late_verdicts(self, builder: BatchBuilder) -> str | None:
+    def _late_verdicts(self, batch: SampledBatch) -> str | None:
         """Tells once that the engine waits for verdicts, if it does so for a good part of a step."""
-        waited, worked = builder.verify_seconds, builder.generate_seconds
+        waited, worked = batch.verify_seconds, batch.generate_seconds
         if self._episodes.policy is not None:  # the engine has worked for them
             return None
         if self._told_of_waiting or not self._settings.wait_for_verdicts or waited < max(LONG_WAIT_S, worked / 4):
@@ -421,31 +406,11 @@ class Sampler:
             "sampling.wait_for_verdicts=false, with which a seed no longer gives the same run"
         )
 
-    def _check_verifier(self, builder: BatchBuilder) -> None:
-        """Stops a run whose verifier is broken, once a batch's worth of groups has been judged."""
-        judged = len(builder.sampled)
-        self._check_environment(builder)
-        errors = [
-            [
-                v
-                for s, v in zip(group.samples, group.verdicts, strict=True)
-                if v.failed and not s.scalars.get("env_failed")
-            ]
-            for group in builder.sampled
-        ]
-        errors = [failed for failed in errors if failed]
-        if judged >= self._settings.prompts_per_step and len(errors) > self._max_error_share * judged:
-            line, _, traceback = errors[0][0].detail.partition("\n")
-            raise UserError(
-                f"reward.verifier: failed on {len(errors)} of {counted(judged, 'group')}, more than "
-                f"reward.max_error_share {self._max_error_share:g} allows; the first failure: "
-                f"{shorten(line) or 'no detail'}",
-                more=shorten(traceback, TRACEBACK_LIMIT),
-            )
-
-    def _check_environment(self, builder: BatchBuilder) -> None:
-        """Stops a run whose environment is broken, once a batch's worth of groups has been judged."""
-        if self._episodes.conversations is None or len(builder.sampled) < self._settings.prompts_per_step:
+    def _check_failures(self, batch: SampledBatch) -> None:
+        """Stops a run whose verifier or environment is broken, once a batch's worth of groups has been judged."""
+        if len(batch.sampled) < self._settings.prompts_per_step:
             return
-        pairs = [pair for group in builder.sampled for pair in zip(group.samples, group.verdicts, strict=True)]
-        check_failures(pairs, self._episodes.conversations.max_error_share)
+        if self._episodes.conversations is not None:
+            pairs = [pair for group in batch.sampled for pair in group.judged]
+            check_environment(pairs, self._episodes.conversations.max_error_share)
+        check_verifier(batch.sampled, self._max_error_share)

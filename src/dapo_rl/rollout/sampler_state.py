@@ -3,43 +3,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from dapo_rl.base.format import counted
-from dapo_rl.base.quote import one_line
-from dapo_rl.base.saved import (
-    LARGEST,
-    AsTuple,
-    Count,
-    Finite,
-    Saved,
-    parse_state,
-    read_state,
-    refuse,
-    restoring,
-    write_state,
-)
-from dapo_rl.codec import verdict_of, verdict_row
-from dapo_rl.engines.protocol import Request
-from dapo_rl.outcomes import Former, Outcome
-from dapo_rl.rewards.validation import fault_of
+from dapo_rl.base.saved import LARGEST, Count, Saved, parse_state, read_state, refuse, restoring, write_state
+from dapo_rl.codec import verdict_row
+from dapo_rl.outcomes import Outcome
 from dapo_rl.rollout.acceptance_rate import Acceptance
-from dapo_rl.rollout.batch_builder import BatchBuilder, PausedBatch
-from dapo_rl.rollout.conversation import Conversation
-from dapo_rl.rollout.dynamic_sampling import Grading, Observed
-from dapo_rl.rollout.in_flight import InFlightGroup, Unread
-from dapo_rl.rollout.saved_episodes import NOTHING_RESTARTED, Restarted, SavedFlight, SavedStep
+from dapo_rl.rollout.batch_builder import PausedBatch, SampledBatch
+from dapo_rl.rollout.dynamic_sampling import Grading
+from dapo_rl.rollout.in_flight import Unread
+from dapo_rl.rollout.saved_episodes import Restarted, SavedFlight, SavedStep
+from dapo_rl.rollout.saved_groups import (
+    FindPrompt,
+    FlightEntry,
+    FullRequest,
+    GroupEntry,
+    flight_entry,
+    group_entry,
+    saved_verdict,
+)
 from dapo_rl.rollout.trajectory_file import read_trajectories, trajectory_file, write_trajectories
-from dapo_rl.types import FinishReason, Group, Prompt, Trajectory, Verdict
+from dapo_rl.types import Group, Trajectory
 
 FILE = "sampler.json"
-FindPrompt = Callable[[str], Prompt]
-FullRequest = Callable[[int, Prompt, int], Request]
+COUNTED = {
+    "drawn": "drawn",
+    "finished_tokens": "tokens_finished",
+    "cancelled_tokens": "tokens_cancelled",
+    "restarted_tokens": "tokens_restarted",
+    **{name: name for name in ("generate_seconds", "verify_seconds", "earlier_seconds", "notes")},
+}
+"""What a batch has counted, by its name in the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class SamplerState:
     order: tuple[str, ...] = ()
     """Requests of conversations, in the order in which they are resubmitted."""
     steps: tuple[SavedStep, ...] = ()
-    restarted: Restarted = NOTHING_RESTARTED
+    restarted: Restarted = field(default_factory=Restarted)
     """Tokens of episodes that had to start again, and are not counted yet."""
 
     def write(self, directory: Path) -> None:
@@ -63,13 +63,13 @@ class SamplerState:
         tokens: list[Trajectory] = []
         state = {
             "next_draw": self.next_draw,
-            "acceptance": self.acceptance.state(),
-            "grading": asdict(self.grading),
-            "carried": [_group_entry(group, tokens) for group in self.carried],
-            "flights": [_flight_entry(each.flight, tokens) for each in self.flights],
+            "acceptance": self.acceptance.model_dump(),
+            "grading": self.grading.model_dump(),
+            "carried": [group_entry(group, tokens) for group in self.carried],
+            "flights": [flight_entry(each.flight, tokens) for each in self.flights],
             "interrupted": None if self.interrupted is None else _interrupted_entry(self.interrupted, tokens),
             "order": list(self.order),
-            "steps": [asdict(step) for step in self.steps],
+            "steps": [step.model_dump() for step in self.steps],
             "restarted": list(self.restarted),
         }
         write_state(directory / FILE, state)
@@ -99,241 +99,38 @@ class SamplerState:
             flights = tuple(entry.restored(find, request, tokens) for entry in state.flights)
             entry = state.interrupted
             interrupted = None if entry is None else entry.restored(find, request, tokens, carried)
-        acceptance = Acceptance.from_state(state.acceptance.model_dump())
-        steps = tuple(SavedStep(step.draw, step.index, step.polls) for step in state.steps)
-        return cls(
-            state.next_draw,
-            acceptance,
-            state.grading.restored(),
-            carried,
-            flights,
-            interrupted,
-            tuple(state.order),
-            steps,
-            Restarted(*state.restarted),
-        )
-
-
-def _group_entry(group: Group, tokens: list[Trajectory]) -> dict[str, Any]:
-    """Appends the samples to `tokens`, as the other entries do."""
-    tokens += group.trajectories
-    return {
-        "draw": group.draw,
-        "prompt": group.prompt.id,
-        "finish_reasons": [sample.finish_reason for sample in group.samples],
-        "verdicts": [verdict_row(verdict) for verdict in group.verdicts],
-        "forks": len(group.forks),
-    }
-
-
-def _flight_entry(flight: InFlightGroup, tokens: list[Trajectory]) -> dict[str, Any]:
-    arrived = [(index, sample) for index, sample in enumerate(flight.samples) if sample is not None]
-    begun = () if flight.is_whole else flight.request.partial
-    new = () if flight.is_whole else flight.request.starting
-    if flight.conversations:
-        begun, new = tuple(_begun(flight)), ()
-    tokens += [*(sample for _, sample in arrived), *begun]
-    entry = {
-        "draw": flight.draw,
-        "prompt": flight.prompt.id,
-        "version": flight.version,
-        "arrived": [index for index, _ in arrived],
-        "finish_reasons": [sample.finish_reason for _, sample in arrived],
-        "begun": [sample.index for sample in begun],
-        "new": list(new),
-    }
-    return entry | ({"episodes": _episodes_entry(flight, tokens)} if flight.conversations else {})
-
-
-def _begun(flight: InFlightGroup) -> Iterator[Trajectory]:
-    """Conversations that have tokens and have not ended, with the tokens that the engine has added."""
-    partial = {sample.index: sample for request in flight.turns.values() for sample in request.partial}
-    for conversation in flight.conversations:
-        own = conversation.trajectory
-        if conversation.verdict is None and (sample := partial.get(conversation.index, own)) and len(sample.token_ids):
-            yield sample.replace(
-                index=own.index, turns=own.turns, messages=own.messages, prompt_ids=own.prompt_ids, finish_reason=None
-            )
-
-
-def _episodes_entry(flight: InFlightGroup, tokens: list[Trajectory]) -> dict[str, Any]:
-    requests = [
-        {"id": name, "begun": [sample.index for sample in request.partial], "new": list(request.starting)}
-        for name, request in flight.turns.items()
-    ]
-    rows = []
-    for conversation in flight.conversations:
-        tokens += conversation.forks
-        cut = conversation.ends is not None and conversation.cut
-        verdict = None if conversation.verdict is None else verdict_row(conversation.verdict)
-        rows.append({"verdict": verdict, "forks": len(conversation.forks), "ends": conversation.ends, "cut": cut})
-    return {"requests": requests, "conversations": rows}
+        more = (tuple(state.order), tuple(state.steps), state.restarted)
+        return cls(state.next_draw, state.acceptance, state.grading, carried, flights, interrupted, *more)
 
 
 def _interrupted_entry(interrupted: PausedBatch, tokens: list[Trajectory]) -> dict[str, Any]:
-    builder = interrupted.builder
+    batch = interrupted.batch
     return {
-        "kept": [_group_entry(group, tokens) for group in builder.kept],
-        "dropped": [_group_entry(group, tokens) | {"fate": outcome} for group, outcome in builder.dropped],
-        "rejected": [_group_entry(group, tokens) | {"fate": outcome} for group, outcome in interrupted.rejected],
+        "kept": [group_entry(group, tokens) for group in batch.kept],
+        "dropped": [group_entry(group, tokens) | {"fate": outcome} for group, outcome in batch.dropped],
+        "rejected": [group_entry(group, tokens) | {"fate": outcome} for group, outcome in interrupted.rejected],
         "unread": [_unread_entry(unread, tokens) for unread in interrupted.unread],
-        "sampled": [group.draw for group in builder.sampled],
-        "drawn": builder.drawn,
-        "finished_tokens": builder.finished_tokens,
-        "cancelled_tokens": builder.cancelled_tokens,
-        "restarted_tokens": builder.restarted_tokens,
-        "generate_seconds": builder.generate_seconds,
-        "verify_seconds": builder.verify_seconds,
-        "earlier_seconds": builder.earlier_seconds,
-        "notes": builder.notes,
+        "sampled": [group.draw for group in batch.sampled],
+        **{name: getattr(batch, own) for name, own in COUNTED.items()},
     }
 
 
 def _unread_entry(unread: Unread, tokens: list[Trajectory]) -> dict[str, Any]:
     verdicts = None if unread.verdicts is None else [verdict_row(verdict) for verdict in unread.verdicts]
-    return _flight_entry(unread.flight, tokens) | {"polls": unread.polls, "verdicts": verdicts}
+    return flight_entry(unread.flight, tokens) | {"polls": unread.polls, "verdicts": verdicts}
 
 
-_Seen = Annotated[float, Field(ge=0, le=1e9)]
-_Rate = Annotated[list[_Seen], Field(min_length=2, max_length=2)]
 _Seconds = Annotated[float, Field(ge=0, le=1e12)]
 
 
-def _verdict(row: dict[str, Any]) -> Verdict:
-    try:
-        verdict = verdict_of(row)
-    except (AttributeError, TypeError) as error:
-        raise ValueError(one_line(error)) from None
-    if fault := fault_of(verdict):
-        raise ValueError(fault.removeprefix("returned "))
-    return verdict
+class _Rejected(GroupEntry):
+    outcome: Annotated[Outcome, BeforeValidator(lambda outcome: "surplus" if outcome == "stale" else outcome)] = Field(
+        alias="fate"
+    )
+    """Older versions also dropped groups for their age."""
 
 
-class _Group(Saved):
-    draw: Count
-    prompt: str
-    finish_reasons: list[FinishReason]
-    verdicts: list[dict[str, Any]]
-    forks: Count = 0
-
-    @property
-    def samples(self) -> int:
-        return len(self.finish_reasons) + self.forks
-
-    def restored(self, find: FindPrompt, tokens: Iterator[Trajectory]) -> Group:
-        samples = tuple(next(tokens).replace(finish_reason=reason) for reason in self.finish_reasons)
-        verdicts = tuple(_verdict(row) for row in self.verdicts)
-        return Group(self.draw, find(self.prompt), samples, verdicts, tuple(next(tokens) for _ in range(self.forks)))
-
-    def fits(self, group_size: int) -> bool:
-        return len(self.finish_reasons) == len(self.verdicts) == group_size
-
-
-class _Rejected(_Group):
-    outcome: Outcome | Former = Field(alias="fate")
-
-    @property
-    def current_outcome(self) -> Outcome:
-        return "surplus" if self.outcome == "stale" else self.outcome
-
-
-class _Request(Saved):
-    id: str
-    begun: list[Count]
-    new: list[Count]
-
-
-class _Conversation(Saved):
-    verdict: dict[str, Any] | None
-    forks: Count
-    ends: FinishReason | None
-    cut: bool
-
-
-class _Episodes(Saved):
-    requests: list[_Request]
-    conversations: list[_Conversation]
-
-    @property
-    def samples(self) -> int:
-        return sum(each.forks for each in self.conversations)
-
-    def fits(self, arrived: list[int], begun: list[int]) -> bool:
-        """Whether it says the same of its group's samples as the group."""
-        everyone = range(len(self.conversations))
-        requested = [index for request in self.requests for index in (*request.begun, *request.new)]
-        ended = [index for index, each in enumerate(self.conversations) if each.verdict is not None]
-        partial = {index for request in self.requests for index in request.begun}
-        apart = len({*requested}) == len(requested) and {*requested} <= {*everyone} - {*ended}
-        return apart and ended == sorted(arrived) and partial <= {*begun} <= {*everyone} - {*ended}
-
-    def restored(self, whole: Request, tokens: Iterator[Trajectory]) -> list[Conversation]:
-        conversations = []
-        for index, each in enumerate(self.conversations):
-            forks = [next(tokens) for _ in range(each.forks)]
-            verdict = None if each.verdict is None else _verdict(each.verdict)
-            nothing = Trajectory.nothing(index)
-            conversations.append(
-                Conversation(f"restored-{whole.id}-{index}", index, whole.seed, nothing, forks=forks, verdict=verdict)
-            )
-        return conversations
-
-
-class _Flight(Saved):
-    draw: Count
-    prompt: str
-    version: Count
-    arrived: list[Count]
-    finish_reasons: list[FinishReason]
-    begun: list[Count]
-    new: list[Count]
-    ended: list[None] = Field(default_factory=list)
-    """Of earlier versions."""
-    episodes: _Episodes | None = None
-    """With an environment."""
-
-    @property
-    def samples(self) -> int:
-        return len(self.arrived) + len(self.begun) + (self.episodes.samples if self.episodes else 0)
-
-    @property
-    def is_whole(self) -> bool:
-        if self.episodes is not None:
-            return len(self.arrived) == len(self.episodes.conversations)
-        return not self.begun and not self.new
-
-    def restored(self, find: FindPrompt, request: FullRequest, tokens: Iterator[Trajectory]) -> SavedFlight:
-        prompt = find(self.prompt)
-        whole = request(self.draw, prompt, self.version)
-        samples: list[Trajectory | None] = [None] * whole.count
-        for index, reason in zip(self.arrived, self.finish_reasons, strict=True):
-            samples[index] = next(tokens).replace(finish_reason=reason)
-        begun = tuple(next(tokens).replace(index=index) for index in self.begun)
-        if self.episodes is None:
-            left = replace(whole, partial=begun, new=tuple(self.new))
-            return SavedFlight(InFlightGroup(self.draw, prompt, self.version, left, samples))
-        flight = InFlightGroup(self.draw, prompt, self.version, whole, samples)
-        flight.conversations = self.episodes.restored(whole, tokens)
-        for sample, conversation in zip(samples, flight.conversations, strict=True):
-            if sample is not None:
-                conversation.trajectory = sample
-        partial = {sample.index: sample for sample in begun}
-        for saved in self.episodes.requests:
-            continued = tuple(partial[index] for index in saved.begun)
-            flight.turns[saved.id] = replace(whole, id=saved.id, partial=continued, new=tuple(saved.new))
-        ends = {i: (e.ends, e.cut) for i, e in enumerate(self.episodes.conversations) if e.ends and e.verdict is None}
-        return SavedFlight(flight, begun, ends)
-
-    def fits(self, group_size: int) -> bool:
-        if len(self.arrived) != len(self.finish_reasons):
-            return False
-        if self.episodes is not None:
-            whole = len(self.episodes.conversations) == group_size
-            return whole and self.episodes.fits(self.arrived, self.begun)
-        return sorted([*self.arrived, *self.begun, *self.new]) == list(range(group_size))
-
-
-class _Unread(_Flight):
+class _Unread(FlightEntry):
     polls: Count
     verdicts: list[dict[str, Any]] | None
 
@@ -343,7 +140,7 @@ class _Unread(_Flight):
 
 
 class _Interrupted(Saved):
-    kept: list[_Group]
+    kept: list[GroupEntry]
     dropped: list[_Rejected]
     rejected: list[_Rejected]
     unread: list[_Unread]
@@ -360,77 +157,47 @@ class _Interrupted(Saved):
     notes: list[str]
 
     @property
-    def judged(self) -> list[_Group]:
+    def judged(self) -> list[GroupEntry]:
         return [*self.kept, *self.dropped, *self.rejected]
 
     def restored(
         self, find: FindPrompt, request: FullRequest, tokens: Iterator[Trajectory], carried: Sequence[Group]
     ) -> PausedBatch:
         kept = [entry.restored(find, tokens) for entry in self.kept]
-        dropped = [(entry.restored(find, tokens), entry.current_outcome) for entry in self.dropped]
-        rejected = tuple((entry.restored(find, tokens), entry.current_outcome) for entry in self.rejected)
+        dropped = [(entry.restored(find, tokens), entry.outcome) for entry in self.dropped]
+        rejected = tuple((entry.restored(find, tokens), entry.outcome) for entry in self.rejected)
         unread = []
         for entry in self.unread:
-            verdicts = None if entry.verdicts is None else tuple(_verdict(row) for row in entry.verdicts)
+            verdicts = None if entry.verdicts is None else tuple(saved_verdict(row) for row in entry.verdicts)
             unread.append(Unread(entry.restored(find, request, tokens).flight, entry.polls, verdicts))
         judged = [*carried, *kept, *(group for group, _ in (*dropped, *rejected))]
         by_draw = {group.draw: group for group in judged}
-        builder = BatchBuilder(
-            0,
+        batch = SampledBatch(
             kept,
             dropped,
             [by_draw[draw] for draw in self.sampled],
-            self.drawn,
-            self.finished_tokens,
-            self.cancelled_tokens,
-            self.generate_seconds,
-            self.verify_seconds,
-            self.earlier_seconds,
-            list(self.notes),
-            restarted_tokens=self.restarted_tokens,
+            **{own: getattr(self, name) for name, own in COUNTED.items()},
         )
-        return PausedBatch(builder, rejected, tuple(unread))
-
-
-class _Acceptance(Saved):
-    overall: _Rate
-    sources: dict[str, _Rate]
-
-
-class _Grading(Saved):
-    correct: Finite | None = None
-    wrong: Finite | None = None
-    graded: bool = False
-    rewards: dict[str, Annotated[tuple[Finite, Finite, Finite], AsTuple]] = Field(default_factory=dict)
-
-    def restored(self) -> Grading:
-        rewards = {name: Observed(*seen) for name, seen in self.rewards.items()}
-        return Grading(self.correct, self.wrong, self.graded, rewards)
-
-
-class _Step(Saved):
-    draw: Count
-    index: Count | None
-    polls: Count
+        return PausedBatch(batch, rejected, tuple(unread))
 
 
 class SavedSampler(Saved):
     next_draw: Count
-    acceptance: _Acceptance
-    grading: _Grading = _Grading()
-    carried: list[_Group]
-    flights: list[_Flight]
+    acceptance: Acceptance
+    grading: Grading = Grading()
+    carried: list[GroupEntry]
+    flights: list[FlightEntry]
     interrupted: _Interrupted | None = None
     order: list[str] = Field(default_factory=list)
-    steps: list[_Step] = Field(default_factory=list)
-    restarted: Annotated[list[Count], Field(min_length=2, max_length=2)] = Field(default_factory=lambda: [0, 0])
+    steps: list[SavedStep] = Field(default_factory=list)
+    restarted: Restarted = Restarted()
 
     @property
-    def judged(self) -> list[_Group]:
+    def judged(self) -> list[GroupEntry]:
         return [*self.carried, *(self.interrupted.judged if self.interrupted else [])]
 
     @property
-    def entries(self) -> list[_Group | _Flight]:
+    def entries(self) -> list[GroupEntry | FlightEntry]:
         return [*self.judged, *self.flights, *(self.interrupted.unread if self.interrupted else [])]
 
     @property

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, TypeVar
 
+from dapo_rl.base.saved import Count, Saved
 from dapo_rl.rollout.conversation import Conversation, Conversations
 from dapo_rl.rollout.in_flight import InFlightGroup
 from dapo_rl.types import FinishReason, Trajectory
@@ -14,25 +15,21 @@ from dapo_rl.types import FinishReason, Trajectory
 R = TypeVar("R")
 
 
-@dataclass(frozen=True, slots=True)
-class SavedStep:
+class SavedStep(Saved):
     """An episode that was with its environment when a checkpoint was written."""
 
-    draw: int
-    index: int | None
+    draw: Count
+    index: Count | None
     """None: the environments of the group were being opened."""
-    polls: int
+    polls: Count
     """Engine polls since then."""
 
 
 class Restarted(NamedTuple):
     """Tokens of episodes that had to start again: in turns that had ended, and in others."""
 
-    finished: int = 0
-    partial: int = 0
-
-
-NOTHING_RESTARTED = Restarted()
+    finished: Count = 0
+    partial: Count = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from dapo_rl.config import Config, ModelSettings
 from dapo_rl.engine_specs import engine_spec
 from dapo_rl.engines.build import build_engine, can_release_memory
 from dapo_rl.engines.custom import CustomEngine, is_engine, vocabulary_of
-from dapo_rl.engines.protocol import Engine
+from dapo_rl.engines.protocol import Engine, EngineInputs
 from dapo_rl.memory.one_gpu import MemoryPlan
 from dapo_rl.models.load import copy_in, load_empty, load_model
 from dapo_rl.models.lora import add_lora, has_lora, merged_copy, train_adapters
@@ -112,8 +112,7 @@ def build_local_engine(
         engine = CustomEngine(inputs.engine, config.engine, vocabulary_of(model))
         engine.receive(0, ModelWeights(model))  # it may hold other weights
         return engine
-    return build_engine(
-        config.engine if inputs.engine is None else inputs.engine,
+    built_from = EngineInputs(
         sampled,
         loaded.tokenizer,
         config.sampling,
@@ -124,6 +123,7 @@ def build_local_engine(
         releases_memory=plan.time_share,
         options=config.engine_options,
     )
+    return build_engine(config.engine if inputs.engine is None else inputs.engine, built_from)
 
 
 class RayBackend(Backend):

@@ -19,7 +19,7 @@ from torch import Tensor
 from dapo_rl.envs.protocol import FailureReason
 from dapo_rl.outcomes import Outcome
 from dapo_rl.rollout.batch_builder import SampledBatch
-from dapo_rl.rollout.environment_failures import failure_reason
+from dapo_rl.rollout.failures import failure_reason
 from dapo_rl.types import MOST_LOGGED, Batch, Group, Trajectory, Verdict
 
 OF_EPISODES = {
@@ -50,7 +50,7 @@ def step_metrics(
         **_by_function([verdict for group in fill.sampled for verdict in group.verdicts]),
         "reward/batch": _mean([s.scalars["reward"] for group in batch for s in group.samples]),
         "acc/batch": _mean([float(v.correct) for group in batch for v in group.verdicts]),
-        **_episodes([pair for group in fill.sampled for pair in zip(group.samples, group.verdicts, strict=True)]),
+        **_episodes([pair for group in fill.sampled for pair in group.judged]),
         **_by_source(fill),
         "sampling/drawn": drawn,
         **{f"sampling/{outcome}": outcomes[outcome] for outcome in get_args(Outcome)},

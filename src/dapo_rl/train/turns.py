@@ -43,7 +43,7 @@ class TurnCredit:
 def turn_credits(group: Group, discount: float) -> list[list[TurnCredit]]:
     """The turns of each episode of a group that is in a batch."""
     episodes: list[list[TurnCredit]] = []
-    for index, (sample, verdict) in enumerate(zip(group.samples, group.verdicts, strict=True)):
+    for index, (sample, verdict) in enumerate(group.judged):
         forks = [place for place, fork in enumerate(group.forks, len(group.samples)) if fork.index == index]
         turns = [(place, turn) for place in (*forks, index) for turn in _turns(group.trajectories[place], verdict)]
         # Not from the scalar `reward`: in float32, what is left of rewards of other sizes would differ by rounding.

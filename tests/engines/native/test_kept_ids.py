@@ -12,7 +12,7 @@ from dapo_rl.engines.build import build_engine
 from dapo_rl.engines.hf import HFEngine
 from dapo_rl.engines.native.engine import NativeEngine
 from dapo_rl.engines.native.kv_cache import CacheLayout, KVBudget
-from dapo_rl.engines.protocol import Request, SamplingParams
+from dapo_rl.engines.protocol import EngineInputs, Request, SamplingParams
 from dapo_rl.errors import UserError
 from dapo_rl.models.response_logps import response_logps
 from dapo_rl.train.mismatch import newest_mismatch
@@ -161,7 +161,7 @@ def test_an_observation_keeps_nothing_and_the_next_turn_goes_on(make):
 
 def test_the_width_is_that_of_the_setting():
     settings = SamplingSettings(top_k=6, keep_mask=True, max_new_tokens=14)
-    engine = build_engine("native", small_model(), tokenizer(), settings, torch.float32, longest=64)
+    engine = build_engine("native", EngineInputs(small_model(), tokenizer(), settings, torch.float32, longest=64))
     for sample in run(engine, request("a", SamplingParams.of(settings))).values():
         check_columns(sample)
     with pytest.raises(UserError, match=r"a request keeps 7 tokens, and the engine was built for 6"):

@@ -19,7 +19,7 @@ import torch
 
 from dapo_rl.engine_specs import engine_spec
 from dapo_rl.engines.build import build_engine
-from dapo_rl.engines.protocol import Completion, Engine, Request, SamplingParams
+from dapo_rl.engines.protocol import Completion, Engine, EngineInputs, Request, SamplingParams
 from dapo_rl.envs.build import Factory
 from dapo_rl.envs.chat_format import chat_format
 from dapo_rl.envs.pool import EnvironmentPool
@@ -115,9 +115,9 @@ def _build(
     if spec.loads_from_disk:  # it gets the whole GPU
         model.cpu()
         torch.cuda.empty_cache()
-    engine = build_engine(
-        work.engine, model, tokenizer, config.sampling, getattr(torch, work.dtype), work.longest, copies=False
-    )
+    dtype = getattr(torch, work.dtype)
+    inputs = EngineInputs(model, tokenizer, config.sampling, dtype, work.longest, copies=False)
+    engine = build_engine(work.engine, inputs)
     conversations = Conversations(
         pool, chat_format(tokenizer), config.env, max_new_tokens=work.tokens, context=work.longest
     )

@@ -11,7 +11,7 @@ import torch
 
 from dapo_rl.engine_specs import engine_spec
 from dapo_rl.engines.build import build_engine
-from dapo_rl.engines.protocol import Request, SamplingParams
+from dapo_rl.engines.protocol import EngineInputs, Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.model_shapes import open_model, random_prompts
@@ -42,8 +42,9 @@ def measure_engine(work: Workload, variant: str = "") -> Measurement:
         max_batch = settings.max_batch or work.samples
         options = vllm_options(variant or all_variants("vllm")[0], max_batch=max_batch, longest=work.longest)
         facts["options"] = options
-        options = {**options, "seeded": False}  # per-request seeds slow it down
-    engine = build_engine(work.engine, model, tokenizer, settings, dtype, work.longest, copies=False, options=options)
+        options = {**options, "seeded": False}  # per-request seeds slow vLLM down
+    inputs = EngineInputs(model, tokenizer, settings, dtype, work.longest, copies=False, options=options)
+    engine = build_engine(work.engine, inputs)
     del model
     params = SamplingParams.of(settings)
 

@@ -67,7 +67,7 @@ class Rounds:
         if len(kept) < n and self.gives_up:
             kept = sampled[:n]
         tokens = sum(group.tokens for group in sampled)
-        return SampledBatch(tuple(kept), (), tuple(sampled), version=self.engine.version, tokens_generated=tokens)
+        return SampledBatch(kept, [], sampled, version=self.engine.version, tokens_finished=tokens)
 
 
 def build_strategy(name: str, engine: Engine, group: int, n: int) -> Rounds | Sampler:
