@@ -50,19 +50,19 @@ def test_engines_on_one_host_divide_its_threads_and_memory(pool_of, engines, thr
 )
 def test_engines_on_gpus_have_a_share_of_one(pool_of, built, placement, share, gpus, background):
     parts, named = pool_of(GPU, f"cluster.placement={placement}")
-    engine = parts(SimpleNamespace(version=0)).named
-    assert (engine["gpu_share"], engine["kv_bytes"]) == (share, None if share is None else 1000 * share)
-    assert engine["releases_memory"] is (placement == "colocated")
+    engine = parts(SimpleNamespace(version=0)).inputs
+    assert (engine.gpu_share, engine.kv_bytes) == (share, None if share is None else 1000 * share)
+    assert engine.releases_memory is (placement == "colocated")
     assert named["options"] == {"num_gpus": gpus}
     assert named["background"] is background
 
 
 class Built:
-    """An engine with its arguments, and the weights that it has received."""
+    """An engine with its inputs, and the weights that it has received."""
 
-    def __init__(self, *arguments, **named):
+    def __init__(self, named, inputs):
         self.version, self.received = 0, []
-        self.named = named
+        self.inputs = inputs
 
     def receive(self, version, weights):
         self.received.append((version, weights))
@@ -89,7 +89,7 @@ def parts(built):
 def test_a_cache_takes_its_share_of_what_the_weights_leave_on_a_gpu(parts, device, placement, kv_bytes):
     config = Config.load(None, ["cluster.backend=ray", f"cluster.placement={placement}"])
     engine = replace(parts, device=device, config=config)(SimpleNamespace(version=0))
-    assert engine.named["kv_bytes"] == kv_bytes
+    assert engine.inputs.kv_bytes == kv_bytes
 
 
 @pytest.mark.parametrize("version", [0, 3])
@@ -97,7 +97,7 @@ def test_an_engine_that_starts_late_receives_the_version_that_it_starts_with(par
     weights = SimpleNamespace(version=version)
     engine = replace(parts, threads=2)(weights)
     assert engine.received == ([(3, weights)] if version else [])
-    assert engine.named["copies"] is False
+    assert engine.inputs.copies is False
     assert torch.get_num_threads() == 2
 
 
