@@ -115,10 +115,14 @@ def token_column(name: str, arrays: Sequence[Array | None], offsets: pa.Array | 
     values = pa.array((np.concatenate(present) if present else first).reshape(-1))
     for size in reversed(first.shape[1:]):
         values = pa.FixedSizeListArray.from_arrays(values, size)
-    if len(present) == len(arrays):
-        return pa.ListArray.from_arrays(_offsets(present) if offsets is None else offsets, values)
-    absent = pa.array([array is None for array in arrays])
-    return pa.ListArray.from_arrays(_offsets([() if a is None else a for a in arrays]), values, mask=absent)
+    return list_column(arrays, values, offsets if len(present) == len(arrays) else None)
+
+
+def list_column(rows: Sequence[Sized | None], values: pa.Array, offsets: pa.Array | None = None) -> pa.Array:
+    """A column with a list per row, of the values of all rows in their order; null for a row that is None."""
+    offsets = _offsets([() if row is None else row for row in rows]) if offsets is None else offsets
+    absent = [row is None for row in rows]
+    return pa.ListArray.from_arrays(offsets, values, mask=pa.array(absent) if any(absent) else None)
 
 
 def _encoded(text: str | None) -> bytes | None:

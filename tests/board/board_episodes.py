@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,17 @@ def group_of_episodes(draw: int, *samples: Trajectory) -> Group:
     right = ["84" in sample.text for sample in samples]
     verdicts = [Verdict(float(ok), ok, "correct" if ok else "wrong", "84" if ok else "15") for ok in right]
     return Group(draw, prompt, samples, tuple(verdicts))
+
+
+def write_forked(run: RunDirectory, first: list[dict[str, Any]] = MISTAKEN) -> list[Trajectory]:
+    """An episode of three trajectories in step 1; the update saw the last two."""
+    parts = [episode(said) for said in (first, SUM[:1], SUM)]
+    aside, later, last = parts
+    later = later.replace(prompt_ids=aside.token_ids, train_logps=later.logps)
+    last = last.replace(prompt_ids=later.token_ids, train_logps=last.logps, scalars={"forks": 2.0, "turns": 6.0})
+    group = replace(group_of_episodes(1, last), forks=(aside.replace(prompt_ids=[5, 6]), later))
+    run.write_rollouts(1, [GroupRow(group, "kept")], 0)
+    return parts
 
 
 def make_episode_run(path: Path) -> RunDirectory:

@@ -59,7 +59,8 @@ COLUMNS = (
     ("prompt", "train_logps", "turns"),
     ("response", "clipped", "policy_turns"),
     ("token_ids", "correct", "tools", "env_reward"),
-    ("advantage", "fate", "tool_errors"),
+    ("advantage", "fate", "tool_errors", "prompt_ids"),
+    ("forked",),
 )
 """Those of a line are of another type at the same time; what is read or shown together is on different lines."""
 
@@ -128,6 +129,7 @@ def test_the_same_values_in_other_types_are_shown_the_same(board, large):
         pa.list_(pa.bool_()): pa.list_(pa.int8()),
         pa.list_(pa.string()): pa.large_list(pa.large_string()),
         pa.list_(TURN): pa.large_list(TURN),
+        TYPES["forked"]: pa.large_list(TYPES["forked"].value_type),
     }
     pq.write_table(table.cast(pa.schema([(name, other[TYPES[name]]) for name in table.column_names])), path)
     assert [answer.json() | {"written": None} for answer in ask(client)] == expected

@@ -1,11 +1,23 @@
 """Episodes on the board: turns with their tokens and messages, filters, search, and logs that are old or damaged."""
 
 import json
+from itertools import groupby
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from board_episodes import ATTACK, MISTAKEN, SUM, call, episode, group_of_episodes, make_episode_run, result
+from board_episodes import (
+    ATTACK,
+    MISTAKEN,
+    SUM,
+    call,
+    episode,
+    group_of_episodes,
+    make_episode_run,
+    result,
+    text_of,
+    write_forked,
+)
 from board_runs import HOSTILE
 from fastapi.testclient import TestClient
 
@@ -106,6 +118,61 @@ def test_tokens_outside_the_recorded_turns_are_the_policys(run, client):
     assert [[message["role"] for message in turn["messages"]] for turn in turns] == [
         ["assistant"], [], ["tool"], ["assistant"],
     ]  # fmt: skip
+
+
+def test_an_episode_that_forked_is_all_its_trajectories_in_their_order(run, client):
+    parts = write_forked(run)
+    (sample,) = samples(client)
+    ids = [token for part in parts for token in part.token_ids.tolist()]
+    assert sample["ids"] == ids
+    assert texts(sample) == [text for part in (MISTAKEN, SUM[:1], SUM) for text in turn_texts(part)]
+    assert [(begun["turn"], begun["tokens"]) for begun in sample["trajectories"]] == [
+        (place, len(part.token_ids)) for place, part in zip((0, 5, 6), parts, strict=True)
+    ]
+    prompts = [begun["prompt"] for begun in sample["trajectories"]]
+    assert prompts[1:] == ["".join(turn_texts(said)) for said in (MISTAKEN, SUM[:1])]
+    assert [turn["messages"][0]["role"] for turn in sample["turns"]] == [
+        *("assistant", "tool", "assistant", "tool", "assistant"), "assistant", *("assistant", "tool", "assistant"),
+    ]  # fmt: skip
+    pieces, seen = len(sample["pieces"]), sample["turns"][4]["last"]
+    assert len(sample["logp"]) == len(sample["ratio"]) == pieces
+    assert sample["ratio"][:seen] == [None] * seen
+    assert set(sample["ratio"][seen:]) == {1}
+    (row,) = client.get("/api/samples?run=a&step=1").json()["rows"]
+    assert row["length"] == len(ids)
+    (listed,) = client.get("/api/groups?run=a&step=1").json()["groups"]
+    assert listed["tokens"] == len(ids)
+    assert client.get("/api/ledger?run=a").json()["bars"][0]["tokens"] == {"kept": len(ids)}
+
+
+def turn_texts(messages):
+    return ["".join(map(text_of, part)) for _, part in groupby(messages, lambda each: each["role"] == "assistant")]
+
+
+def test_what_was_said_before_a_fork_is_found_and_downloaded(run, client):
+    write_forked(run)
+    (hit,) = client.get("/api/search?run=a&q=parentheses&step=1").json()["hits"]
+    assert (hit["where"], hit["count"]) == ("messages", 4)
+    assert client.get("/api/samples?run=a&step=1&q=parentheses").json()["matched"] == 1
+    (row,) = (json.loads(line) for line in client.get("/api/rows.jsonl?run=a&step=1").text.splitlines())
+    assert json.loads(row["messages"]) == [*MISTAKEN, *SUM[:1], *SUM]
+    assert "forked" not in row
+
+
+def test_damaged_forks_are_shown_as_far_as_they_go(run, client):
+    write_forked(run)
+    table = pq.read_table(run.rollout(1))
+    place, kind = table.column_names.index("forked"), table.schema.field("forked").type
+    damaged = [
+        None, {}, {"messages": "{", "prompt_ids": [None, -5, 2**31 - 1], "logps": [0.5]},
+        {"token_ids": [5, None], "turns": [None, {"start": 7}], "logps": [None, None, None]},
+    ]  # fmt: skip
+    pq.write_table(table.set_column(place, "forked", pa.array([damaged], kind)), run.rollout(1))
+    (sample,) = samples(client)
+    assert [sample["trajectories"][0][name] for name in ("turn", "tokens")] == [0, 2]
+    assert sum(turn["tokens"] for turn in sample["turns"]) == len(sample["ids"])
+    assert len(sample["logp"]) == len(sample["pieces"])
+    assert client.get("/api/samples?run=a&step=1&q=84").json()["matched"] == 1
 
 
 @pytest.mark.parametrize("turns", [[(5, 2)], [(-3, 10**9), (0, 4)], [(10**9, 10**9)], [(3, 3), (3, 3)]])

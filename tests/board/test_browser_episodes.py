@@ -1,7 +1,7 @@
 """Episodes in a real browser: the conversation, its colours, filters, search, hostile text, sizes and themes."""
 
 import pytest
-from board_episodes import SUM, call, episode, group_of_episodes, make_episode_run
+from board_episodes import ATTACK, SUM, call, episode, group_of_episodes, make_episode_run, write_forked
 from board_runs import make_run
 from test_browser import CHROMIUM, DESKTOP, PHONE, browser, drawn, expect, opened, served, wait_until  # noqa: F401
 
@@ -165,6 +165,40 @@ def test_hostile_text_stays_text(browser, address):  # noqa: F811
         expect(page.get_by_role("group", name="Tools").locator("button")).to_have_count(6)
         page.get_by_role("group", name="Tools").locator("button", has_text="<script>").click()
         expect(page.locator(".list .group")).to_have_count(1)
+        assert page.locator("main img, main script, main style").count() == 0
+        assert page.evaluate("window.owned") is None
+
+
+def test_an_episode_that_forked_is_one_conversation_after_another(browser, runs, address):  # noqa: F811
+    run = make_episode_run(runs / "forked")
+    write_forked(run)
+    with opened(browser, address, "#/groups?run=forked&step=1&draw=1") as page:
+        turns, begun = turns_of(page, 0), page.locator(".detail .trajectory")
+        expect(begun.locator("b")).to_have_text([f"trajectory {n} of 3" for n in (1, 2, 3)])
+        expect(turns.locator(".line > b")).to_have_text([
+            *("turn 1", "environment", "turn 2", "environment", "turn 3"), "turn 4",
+            *("turn 5", "environment", "turn 6"),
+        ])  # fmt: skip
+        order = "elements => elements.map(e => e.className.split(' ')[0])"
+        assert page.locator(".talk > li").evaluate_all(order) == [
+            "trajectory", *["turn"] * 5, "trajectory", "turn", "trajectory", *["turn"] * 3,
+        ]  # fmt: skip
+        begun.nth(1).get_by_text("prompt").click()
+        expect(begun.nth(1).locator("pre")).to_contain_text("Answer: 15")
+        page.get_by_label("Search", exact=True).fill("parentheses")
+        expect(turns.nth(3).locator("mark")).to_have_count(4)
+
+
+def test_hostile_text_of_a_fork_stays_text(browser, runs, address):  # noqa: F811
+    write_forked(make_episode_run(runs / "forked"), ATTACK)
+    with opened(browser, address, "#/groups?run=forked&step=1&draw=1") as page:
+        for colouring in ("logp", "none"):
+            page.get_by_label("Colour tokens by").select_option(colouring)
+            page.locator(".detail .trajectory").nth(1).get_by_text("prompt").click()
+            text = page.locator(".talk").inner_text()
+            assert text.count("<script>window.owned = 1</script>") >= 6
+            assert "⟨U+202E⟩" in text
+            assert not any(character in text for character in "\u202e\u200b\x00\x1b")
         assert page.locator("main img, main script, main style").count() == 0
         assert page.evaluate("window.owned") is None
 

@@ -49,6 +49,47 @@ def test_a_seed_gives_the_same_run(recipe, tmp_path):
         assert written == sum(row["mask"])
 
 
+REWRITER = """
+from dapo_rl.envs import Observation, Opening
+
+
+class Rewriter:
+    deterministic = True
+
+    def open(self, prompt, seed):
+        return Opening(({"role": "user", "content": "1+1="},))
+
+    def step(self, turn):
+        said = {"role": "user", "content": f"{turn.number}+2="}
+        if turn.number == 3:
+            return Observation(reward=float(len(turn.text) % 2), done=True)
+        return Observation(conversation=Opening((said,)))
+"""
+
+
+def test_the_rollout_log_has_every_token_of_episodes_that_fork(tmp_path):
+    (tmp_path / "rewriter.py").write_text(REWRITER)
+    settings = [f"env.name={tmp_path / 'rewriter.py'}:Rewriter", "sampling.max_new_tokens=60"]
+    run = train("guess", tmp_path / "run", *settings)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    generated, trained = (
+        sum(line[f"sampling/tokens_{what}"] for line in lines if line["step"]) for what in ("generated", "trained")
+    )
+    found = rows(run)
+    whole = [(row, part) for row in found for part in (*row["forked"], row)]
+    assert sum(sum(part["mask"]) for row, part in whole) == generated
+    kept = [part for row, part in whole if row["fate"] == "kept"]
+    assert sum(sum(part["mask"]) for part in kept) == trained
+    assert all(len(part["train_logps"]) == len(part["token_ids"]) == len(part["logps"]) for part in kept)
+    assert 2 in {row["forks"] for row in found}
+    for row in found:
+        parts = [*row["forked"], row]
+        assert len(parts) == row["forks"] + 1 == row["policy_turns"]
+        assert {len(part["turns"]) for part in parts} == {1}
+        assert [json.loads(part["messages"])[0]["content"] for part in parts] == [part["response"] for part in parts]
+        assert len({tuple(part["prompt_ids"]) for part in parts}) == len(parts)
+
+
 def test_a_run_of_several_turns_on_another_engine_samples_the_same(tmp_path):
     """The tokens of an episode depend on its prompt, its seed and the weights, not on the engine's batches."""
     runs = [

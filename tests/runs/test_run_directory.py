@@ -186,7 +186,7 @@ def test_rollouts_have_a_row_for_each_sample(run):
         "values": None,
         "advantages": None,
         **dict.fromkeys(("messages", "turns", "policy_turns", "tools", "tool_calls", "tool_errors")),
-        **dict.fromkeys(("env_wait_s", "env_reward", "forks")),
+        **dict.fromkeys(("env_wait_s", "env_reward", "forks", "prompt_ids", "forked")),
     }
     assert list(first.items()) == list(expected.items())
     assert (second["sample"], second["response"], second["answer"]) == (1, "? oops", None)
@@ -244,10 +244,50 @@ def test_an_episode_is_a_row_with_its_messages_turns_and_tools(run):
         {"start": 1, "end": 2, "author": "environment", "seconds": 1.5, "reward": 0.0},
         {"start": 2, "end": 3, "author": "policy", "seconds": 0.0, "reward": 0.0},
     ]
-    others = {"policy_turns": 2, "tools": ["add?", "größer"], **counts}
+    others = {"policy_turns": 2, "tools": ["add?", "größer"], "prompt_ids": [1, 2], "forked": [], **counts}
     del others["turns"]
     assert {name: row[name] for name in others} == others
     assert all(single[name] is None for name in ("messages", "turns", *others))
+
+
+def test_an_episode_that_forked_has_all_its_trajectories(run, monkeypatch):
+    """The second one. A group of single turns is in another row group, which has none of the forks' columns."""
+    monkeypatch.setattr("dapo_rl.runs.rollouts.ROW_GROUP_TOKENS", 5)
+
+    def fork(ids, name, **columns):
+        said = {"role": "assistant", "tool_calls": [{"function": {"name": name, "arguments": "{}"}}]}
+        mask = [place < 1 for place in range(len(ids))]
+        turns = (Turn(0, 1, "policy", 0.5, 0.25), Turn(1, len(ids), "environment"))
+        begun = Trajectory(ids, [-0.5] * len(ids), f"{name}\ud800", "stop", 2, mask=mask, index=1, **columns)
+        return begun.replace(turns=turns, messages=(said,), prompt_ids=[8, *ids])
+
+    judged = trained(group())
+    experts = np.int16([[1, 2], [3, 4]])
+    forks = (fork([3, 4], "a", advantages=[0.5, 9], values=[0.75, 9], experts=experts), fork([7, 8, 9], "b"))
+    last = judged.samples[1].replace(scalars=judged.samples[1].scalars | {"forks": 2.0, "turns": 3.0})
+    kept = replace(judged, samples=(judged.samples[0], last), forks=forks)
+    run.write_rollouts(1, [GroupRow(kept, "kept"), GroupRow(group(draw=8), "surplus")])
+    assert pq.ParquetFile(run.rollout(1)).num_row_groups == 2
+    single, row, *others = pq.read_table(run.rollout(1)).to_pylist()
+    assert [each["forked"] for each in (single, *others)] == [None] * 3
+    assert (row["response"], row["token_ids"], row["prompt_ids"]) == ("? oops", [9], [1, 2])
+    assert (row["forks"], row["policy_turns"], row["tools"], row["turns"]) == (2, 3, ["a", "b"], [])
+    first, second = row["forked"]
+    assert json.loads(first.pop("messages"))[0]["tool_calls"][0]["function"]["name"] == "a"
+    assert [first.pop(name) for name in ("values", "advantages")] == [
+        pytest.approx([each, math.nan], nan_ok=True) for each in (0.75, 0.5)
+    ]
+    assert first == {
+        **{"response": "a?", "token_ids": [3, 4], "mask": [True, False], "logps": [-0.5, -0.5]},
+        **{"version_first": 2, "version_last": 2, "advantage": 0.5, "prompt_ids": [8, 3, 4]},
+        **dict.fromkeys(("train_logps", "entropies", "clipped")),
+        "turns": [
+            {"start": 0, "end": 1, "author": "policy", "seconds": 0.5, "reward": 0.25},
+            {"start": 1, "end": 2, "author": "environment", "seconds": 0.0, "reward": 0.0},
+        ],
+        "experts": [[1, 2], [3, 4]],
+    }
+    assert (second["token_ids"], second["advantage"], second["experts"]) == ([7, 8, 9], None, None)
 
 
 def test_what_the_update_saw_must_match_the_samples(run):

@@ -6,12 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dapo_rl.board.detokenize import pieces
+from dapo_rl.board.detokenize import detokenized, pieces
 
 OF_AN_EPISODE = ("policy_turns", "tool_calls", "tool_errors", "env_wait_s", "env_reward", "forks")
 MOST_TURNS = MOST_MESSAGES = 2000
 MOST_CALLS = 100
 LONGEST_TEXT = 100_000
+LONGEST_PROMPT = 5000
+"""Tokens of the prompt of a trajectory."""
 
 
 def turns_of(row: Mapping[str, Any], tokenizer: Any, ids: Sequence[int]) -> tuple[list[Any], list[tuple[str, int]]]:
@@ -34,6 +36,14 @@ def turns_of(row: Mapping[str, Any], tokenizer: Any, ids: Sequence[int]) -> tupl
         turns.append({**span, "first": first, "last": len(cut), "messages": messages})
     end = {"tokens": 0, "seconds": None, "reward": None, "first": len(cut), "last": len(cut)}
     return turns + [{"author": author, **end, "messages": messages} for author, messages in said], cut
+
+
+def prompt_of(row: Mapping[str, Any], tokenizer: Any) -> str:
+    """What a trajectory begins with; empty if the log does not have it."""
+    ids = row["prompt_ids"] or []
+    shown = detokenized(tokenizer, [token or 0 for token in ids[:LONGEST_PROMPT]])
+    more = len(ids) - LONGEST_PROMPT
+    return shown if more <= 0 else f"{shown}… ({more:,} more tokens)"
 
 
 def _spans(turns: Sequence[Any], tokens: int) -> list[dict[str, Any]]:

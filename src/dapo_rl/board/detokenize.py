@@ -63,7 +63,7 @@ def pieces(tokenizer: Any | None, ids: Sequence[int]) -> list[tuple[str, int]]:
         except Exception:  # bytes that are not text
             stuck = True
         if stuck:
-            text = _decoded(tokenizer, list(ids[position + 1 - waiting : position + 1]))
+            text = detokenized(tokenizer, list(ids[position + 1 - waiting : position + 1]))
             stream = DecodeStream(skip_special_tokens=False)
         if text is not None:
             result.append((text, waiting))
@@ -71,8 +71,9 @@ def pieces(tokenizer: Any | None, ids: Sequence[int]) -> list[tuple[str, int]]:
     return result
 
 
-def _decoded(tokenizer: Any, ids: list[int]) -> str:
+def detokenized(tokenizer: Any, ids: list[int]) -> str:
+    """The text of tokens; without a tokenizer, the ids."""
     try:
         return str(tokenizer.decode(ids, skip_special_tokens=False))
-    except Exception:  # numbers that are not tokens
+    except Exception:  # no tokenizer, or numbers that are not tokens
         return "".join(f"[{token}]" for token in ids)

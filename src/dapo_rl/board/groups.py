@@ -14,12 +14,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dapo_rl.board.conversations import OF_AN_EPISODE, turns_of
+from dapo_rl.board.conversations import OF_AN_EPISODE, prompt_of, turns_of
 from dapo_rl.board.detokenize import tokenizer_of
 from dapo_rl.board.files import UnreadableError
 from dapo_rl.board.rollout_table import extras_of, read_table
 from dapo_rl.board.run import BoardRun
-from dapo_rl.board.samples import TEXTS, lengths_of, matches, outcomes_shown, pattern_of
+from dapo_rl.board.samples import LENGTH, TEXTS, lengths_of, matches, outcomes_shown, pattern_of, read_texts
 
 OF_A_GROUP = ("draw", "prompt_id", "data_source", "truth", "fate")
 OF_A_VERDICT = ("correct", "status", "score", "reward", "advantage")
@@ -39,6 +39,7 @@ BY_PIECE: dict[str, tuple[str, Callable[[list[float]], float]]] = {
     "advantages": ("advantages", lambda part: max(part, key=abs)),
 }
 """The column of each figure, and how those of a piece with several tokens become one."""
+OF_A_TRAJECTORY = ("ids", "pieces", "turns", "ratio", *BY_PIECE)
 PROMPT_SHOWN = 400
 WORTH_CUTTING = 40
 """Text shared by all prompts of a step is omitted from the list if it has at least this many characters."""
@@ -54,7 +55,7 @@ SEARCH_SECONDS = 1.5
 def groups_of(path: Path) -> list[dict[str, Any]]:
     """Every group of a step, kept or dropped, with a short summary of each sample, without responses."""
     columns = [*OF_A_GROUP, *OF_A_VERDICT]
-    table = _with_shown_outcomes(read_table(path, [*columns, "prompt", "token_ids"]))
+    table = _with_shown_outcomes(read_table(path, [*columns, "prompt", *LENGTH]))
     lengths = lengths_of(table).to_pylist()
     prompts = own_parts([prompt or "" for prompt in table.column("prompt").to_pylist()])
     groups: dict[Any, dict[str, Any]] = {}
@@ -94,8 +95,8 @@ def _with_shown_outcomes(table: pa.Table) -> pa.Table:
 
 
 def group_of(run: BoardRun, path: Path, draw: int) -> dict[str, Any] | None:
-    columns = [*OF_A_GROUP, *OF_A_SAMPLE, "prompt", "response", "token_ids", *OF_A_TOKEN]
-    columns += ["messages", "turns", *OF_AN_EPISODE]
+    columns = [*OF_A_GROUP, *OF_A_SAMPLE, "prompt", "response", *LENGTH, *OF_A_TOKEN]
+    columns += ["prompt_ids", "messages", "turns", *OF_AN_EPISODE]
     table = _with_shown_outcomes(read_table(path, columns, draw, others=True))
     if (tokens := pc.sum(lengths_of(table)).as_py() or 0) > MOST_TOKENS:
         raise UnreadableError(f"{path.name}: too large to show: the group has {tokens:,} tokens")
@@ -114,12 +115,44 @@ def group_of(run: BoardRun, path: Path, draw: int) -> dict[str, Any] | None:
 
 
 def _sample(row: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
+    """A sample. The trajectories of an episode that forked follow one another."""
+    sample = {key: row[key] for key in (*OF_A_SAMPLE, "response")} | _trajectory(row, tokenizer)
+    if forks := [fork for fork in row["forked"] or [] if fork]:
+        own = {name: sample.pop(name) for name in OF_A_TRAJECTORY if name in sample}
+        before = [_trajectory(fork, tokenizer) for fork in forks]
+        prompts = [prompt_of(each, tokenizer) for each in (*forks, row)]
+        sample |= _joined([*before, own], prompts)
+    if "turns" in sample:
+        sample |= {key: row[key] for key in OF_AN_EPISODE}
+    return sample
+
+
+def _joined(parts: Sequence[dict[str, Any]], prompts: Sequence[str]) -> dict[str, Any]:
+    """Trajectories as one: `trajectories` says at which turn each begins, and with which prompt. A figure is None where
+    a trajectory lacks it."""
+    figures = [name for name in OF_A_TRAJECTORY if any(name in part for part in parts)]
+    whole: dict[str, Any] = {name: [] for name in (*figures, "turns", "trajectories")}
+    for part, prompt in zip(parts, prompts, strict=True):
+        first, tokens = len(whole["pieces"]), len(part["ids"])
+        last = len(part["pieces"])
+        alone = {"author": "policy", "tokens": tokens, "seconds": None, "reward": None, "messages": []}
+        turns = part.get("turns") or ([alone | {"first": 0, "last": last}] if tokens else [])
+        if turns:
+            whole["trajectories"].append({"turn": len(whole["turns"]), "tokens": tokens, "prompt": prompt})
+        whole["turns"] += [turn | {"first": first + turn["first"], "last": first + turn["last"]} for turn in turns]
+        for name in figures:
+            if name != "turns":
+                whole[name] += part.get(name, [None] * last)
+    return whole
+
+
+def _trajectory(row: dict[str, Any], tokenizer: Any) -> dict[str, Any]:
     ids = [token or 0 for token in row["token_ids"] or []]
     turns, cut = turns_of(row, tokenizer, ids)
     counts = [count for _, count in cut]
-    sample = {**{key: row[key] for key in (*OF_A_SAMPLE, "response")}, "ids": ids, "pieces": [list(p) for p in cut]}
+    sample: dict[str, Any] = {"ids": ids, "pieces": [list(piece) for piece in cut]}
     if turns:
-        sample |= {"turns": turns, **{key: row[key] for key in OF_AN_EPISODE}}
+        sample["turns"] = turns
     if (sampled := row["logps"]) and (trained := row["train_logps"]):
         ratios = [_ratio(new, old) for new, old in zip(trained, sampled, strict=False)]
         sample["ratio"] = _by_piece(ratios, counts, lambda part: max(part, key=lambda r: abs(math.log(r))))
@@ -170,7 +203,7 @@ def search(run: BoardRun, query: str, steps: Sequence[int]) -> dict[str, Any]:
 def _hits(path: Path, step: int, query: str) -> list[dict[str, Any]]:
     """Searches the prompt and the truth once per group, and the response, the answer and the messages of every
     sample."""
-    table = _with_shown_outcomes(read_table(path, ["sample", "correct", "advantage", "fate", *TEXTS]))
+    table = _with_shown_outcomes(read_texts(path, ["sample", "correct", "advantage", "fate", *TEXTS]))
     first = pc.fill_null(pc.equal(table.column("sample"), 0), True)
     found = []
     for columns, of_group in ((("prompt", "truth"), True), (("response", "answer", "messages"), False)):

@@ -9,7 +9,7 @@ from typing import Any
 from dapo_rl.board.files import LARGEST_COUNT, UnreadableError, as_count, identity
 from dapo_rl.board.rollout_table import read_table
 from dapo_rl.board.run import BoardRun
-from dapo_rl.board.samples import lengths_of
+from dapo_rl.board.samples import LENGTH, lengths_of
 
 BARS = 160
 
@@ -54,7 +54,7 @@ def _bars(run: BoardRun) -> tuple[list[dict[str, Any]], int]:
 
 def _tokens(path: Path) -> dict[str, int] | None:
     try:
-        table = read_table(path, ["fate", "token_ids"])
+        table = read_table(path, ["fate", *LENGTH])
     except UnreadableError:
         return None
     counts: Counter[str] = Counter()

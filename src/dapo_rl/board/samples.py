@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from fastapi import Query
@@ -26,6 +28,8 @@ IN_LIST = (
 TEXTS = ("prompt", "response", "answer", "truth", "messages")
 OPENING = 160
 """Characters of an answer and of a response in the list."""
+LENGTH = ("token_ids", "forked")
+"""What `lengths_of` reads."""
 NOT_JUDGED = "not judged"
 """The verdict of a sample whose run failed first."""
 MOST_TOOLS = 30
@@ -75,7 +79,7 @@ def samples_of(path: Path, wanted: SampleFilter, first: int, limit: int) -> dict
 def rows_of(path: Path, wanted: SampleFilter, columns: tuple[str, ...]) -> pa.Table:
     """Whole rows of the samples, without their tokens but with the columns that the board does not know."""
     index, places = _chosen(path, wanted)
-    table = read_table(path, columns, others=True)
+    table = read_texts(path, columns, others=True)
     if table.num_rows != index.num_rows:
         raise UnreadableError(f"{path.name}: was replaced just now")
     for name in ("fate", "length"):
@@ -116,7 +120,7 @@ def _chosen(path: Path, wanted: SampleFilter) -> tuple[pa.Table, pa.Array]:
 @lru_cache(maxsize=8)
 def _index(path: Path, _now: Identity | None) -> pa.Table:
     """The columns of the list. Cached, since computing lengths reads the tokens of the whole step."""
-    table = read_table(path, [*IN_LIST, "response", "token_ids", "policy_turns"])
+    table = read_table(path, [*IN_LIST, "response", *LENGTH, "policy_turns"])
     found = {name: table.column(name) for name in IN_LIST}
     found["fate"] = outcomes_shown(table)
     found["length"] = lengths_of(table)
@@ -139,7 +143,7 @@ def _with_tools(table: pa.Table, names: tuple[str, ...]) -> pa.Array:
 
 @lru_cache(maxsize=32)
 def _with_words(path: Path, _now: Identity | None, words: str) -> pa.ChunkedArray:
-    table = read_table(path, TEXTS)
+    table = read_texts(path, TEXTS)
     mask = matches(table, TEXTS[0], words)
     for name in TEXTS[1:]:
         mask = pc.or_(mask, matches(table, name, words))
@@ -159,8 +163,36 @@ def _written(column: str, words: str) -> str:
     return json.dumps(words, ensure_ascii=False)[1:-1] if column == "messages" else words
 
 
-def lengths_of(table: pa.Table) -> pa.ChunkedArray:
-    return pc.fill_null(pc.list_value_length(table.column("token_ids")), 0)
+def read_texts(path: Path, columns: Sequence[str], *, others: bool = False) -> pa.Table:
+    """Columns of all groups. `messages` has those of all trajectories of an episode."""
+    table = read_table(path, [*columns, "forked"], others=others)
+    of_row: defaultdict[int, list[str]] = defaultdict(list)
+    for row, text in zip(*(values.to_pylist() for values in _forked(table, "messages")), strict=True):
+        of_row[row].append(text)
+    if of_row:
+        own = table.column("messages").to_pylist()
+        whole = [_one_list([*of_row[row], text]) if row in of_row else text for row, text in enumerate(own)]
+        table = table.set_column(table.column_names.index("messages"), "messages", pa.array(whole, pa.string()))
+    return table.drop_columns(["forked"])
+
+
+def _one_list(texts: Iterable[str | None]) -> str:
+    """JSON lists as one; none of them need be valid."""
+    return f"[{', '.join(text[1:-1] for text in texts if text)}]"
+
+
+def lengths_of(table: pa.Table) -> pa.Array:
+    """The tokens of each row, in all trajectories of an episode."""
+    lengths = pc.fill_null(pc.list_value_length(table.column("token_ids")), 0).to_numpy().astype(np.int64)
+    rows, ids = _forked(table, "token_ids")
+    np.add.at(lengths, rows.to_numpy(), pc.fill_null(pc.list_value_length(ids), 0).to_numpy())
+    return pa.array(lengths)
+
+
+def _forked(table: pa.Table, name: str) -> tuple[pa.Array, pa.Array]:
+    """A column of the forks, and the row of each."""
+    forked = table.column("forked").combine_chunks()
+    return pc.list_parent_indices(forked), pc.struct_field(pc.list_flatten(forked), name)
 
 
 def outcomes_shown(table: pa.Table) -> pa.ChunkedArray:

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from dapo_rl.base.files import beside
 from dapo_rl.base.unicode import as_unicode
-from dapo_rl.codec import TURN, messages_json, token_column, turn_row
+from dapo_rl.codec import TURN, list_column, messages_json, token_column, turn_row
 from dapo_rl.outcomes import Outcome, Waiting
 from dapo_rl.types import COLUMNS, MOST_LOGGED, FloatArray, Group, Trajectory, Verdict
 
@@ -27,7 +27,7 @@ class GroupRow:
     outcome: Outcome | Waiting
 
 
-SCHEMA = pa.schema(
+_OWN = pa.schema(
     [
         ("step", pa.int64()),
         ("draw", pa.int64()),
@@ -66,11 +66,21 @@ SCHEMA = pa.schema(
         ("env_wait_s", pa.float64()),
         ("env_reward", pa.float64()),
         ("forks", pa.int32()),
+        ("prompt_ids", pa.list_(pa.int32())),
     ]
 )
-"""`messages` is JSON, the conversation after the prompt; `tools` are the names of the tools that were called."""
-TOKEN_COLUMNS = tuple(field.name for field in SCHEMA if field.name in COLUMNS)
+TOKEN_COLUMNS = tuple(field.name for field in _OWN if field.name in COLUMNS)
 """Columns of trajectories. Those that the package does not know are logged too."""
+OF_A_FORK = (
+    *("response", *TOKEN_COLUMNS, "version_first", "version_last", "advantage"),
+    *("prompt_ids", "messages", "turns"),
+)
+FORKED = pa.field("forked", pa.list_(pa.struct([_OWN.field(name) for name in OF_A_FORK])))
+SCHEMA = _OWN.append(FORKED)
+"""A row has the last trajectory of its episode, and in `forked` those before it, in their order, with the same names.
+
+`prompt_ids` is the prompt of the trajectory, and `messages` is JSON, the conversation after it. `tools` are the names
+of the tools that were called; like the counts, they are those of the whole episode."""
 
 
 LONGEST_NAME = 100
@@ -98,9 +108,11 @@ def _schema(rows: Sequence[GroupRow]) -> pa.Schema:
             logged.setdefault(name, set()).add(type(value))
     fields = [pa.field(f"reward/{name}", pa.float64()) for name in rewards]
     fields += [pa.field(f"extra/{name}", _type_of(logged[name])) for name in sorted(logged)[:MOST_LOGGED]]
-    added = {name: a for row in rows for s in row.group.samples for name, a in s.columns.items() if name not in COLUMNS}
-    fields += [pa.field(name, token_column(name, [array]).type) for name, array in sorted(added.items())]
-    return pa.schema([*SCHEMA, *fields])
+    columns = [item for row in rows for each in row.group.trajectories for item in each.columns.items()]
+    added = {name: array for name, array in columns if name not in COLUMNS}
+    of_tokens = [pa.field(name, token_column(name, [array]).type) for name, array in sorted(added.items())]
+    forked = FORKED.with_type(pa.list_(pa.struct([*FORKED.type.value_type, *of_tokens])))
+    return pa.schema([*_OWN, forked, *fields, *of_tokens])
 
 
 def _type_of(kinds: set[type]) -> pa.DataType:
@@ -117,7 +129,7 @@ def _parts(rows: Sequence[GroupRow]) -> Iterator[list[GroupRow]]:
     tokens = 0
     for row in rows:
         part.append(row)
-        tokens += sum(len(sample.token_ids) for sample in row.group.samples)
+        tokens += sum(len(each.token_ids) for each in row.group.trajectories)
         if tokens >= ROW_GROUP_TOKENS:
             yield part
             part, tokens = [], 0
@@ -126,6 +138,12 @@ def _parts(rows: Sequence[GroupRow]) -> Iterator[list[GroupRow]]:
 
 def _column(records: Sequence[Mapping[str, Any]], field: pa.Field) -> pa.Array:
     values = [record.get(field.name) for record in records]
+    if all(value is None for value in values):
+        return pa.nulls(len(values), field.type)
+    if field.name == FORKED.name:
+        forks, fields = [fork for forked in values for fork in forked or ()], list(field.type.value_type)
+        arrays = [_column(forks, each) for each in fields]
+        return list_column(values, pa.StructArray.from_arrays(arrays, fields=fields))
     if field.name.startswith("extra/") and pa.types.is_string(field.type):
         values = [None if value is None else as_unicode(str(value)) for value in values]
     if not pa.types.is_list(field.type) or (field.name in SCHEMA.names and field.name not in TOKEN_COLUMNS):
@@ -137,7 +155,7 @@ def _records(step: int, row: GroupRow) -> Iterator[dict[str, Any]]:
     group = row.group
     verdicts = group.verdicts or [None] * len(group.samples)  # a run may fail before a group is judged
     for i, (sample, verdict) in enumerate(zip(group.samples, verdicts, strict=True)):
-        advantages = sample.get("advantages")
+        forks = [fork for fork in group.forks if fork.index == i]
         yield {
             "step": step,
             "draw": group.draw,
@@ -145,20 +163,27 @@ def _records(step: int, row: GroupRow) -> Iterator[dict[str, Any]]:
             "prompt_id": as_unicode(group.prompt.id),
             "data_source": as_unicode(group.prompt.data_source),
             "prompt": as_unicode(group.prompt.text),
-            "response": as_unicode(sample.text),
             "finish_reason": sample.finish_reason,
-            "version_first": sample.versions[0] if len(sample.versions) else None,
-            "version_last": sample.versions[-1] if len(sample.versions) else None,
             "truth": as_unicode(group.prompt.answer),
             **_judged(verdict),
             "reward": sample.scalars.get("reward"),
             "length_penalty": sample.scalars.get("length_penalty"),
-            "advantage": None if advantages is None else _mean(advantages, sample),
             "fate": row.outcome,
-            **{name: array for name, array in sample.columns.items() if name in TOKEN_COLUMNS or name not in COLUMNS},
-            **_credit(sample),
-            **(_episode(sample) if sample.turns or sample.messages else {}),
+            **_tokens(sample),
+            **(_episode(group, sample, forks) if sample.turns or sample.messages or forks else {}),
         }
+
+
+def _tokens(sample: Trajectory) -> dict[str, Any]:
+    advantages = sample.get("advantages")
+    return {
+        "response": as_unicode(sample.text),
+        "version_first": sample.versions[0] if len(sample.versions) else None,
+        "version_last": sample.versions[-1] if len(sample.versions) else None,
+        "advantage": None if advantages is None else _mean(advantages, sample),
+        **{name: array for name, array in sample.columns.items() if name in TOKEN_COLUMNS or name not in COLUMNS},
+        **_credit(sample),
+    }
 
 
 def _mean(advantages: FloatArray, sample: Trajectory) -> float | None:
@@ -188,21 +213,31 @@ def _credit(sample: Trajectory) -> dict[str, FloatArray | None]:
     return {name: np.where(sample.mask, array, np.float32(np.nan)) for name, array in of_tokens.items()}
 
 
-def _episode(sample: Trajectory) -> dict[str, Any]:
-    scalars = sample.scalars
+def _episode(group: Group, sample: Trajectory, forks: Sequence[Trajectory]) -> dict[str, Any]:
+    scalars, whole = sample.scalars, (*forks, sample)
+    turns = sum(turn.author == "policy" for each in whole for turn in each.turns)
     return {
-        "messages": as_unicode(messages_json(sample.messages)),
-        "turns": [turn_row(turn) for turn in sample.turns],
-        "policy_turns": _whole(scalars.get("turns", sum(turn.author == "policy" for turn in sample.turns))),
-        "tools": _tools(sample),
+        **_conversation(group, sample),
+        "forked": [_tokens(fork) | _conversation(group, fork) for fork in forks],
+        "policy_turns": _whole(scalars.get("turns", turns)),
+        "tools": _tools(whole),
         **{name: _whole(scalars.get(name)) for name in ("tool_calls", "tool_errors", "forks")},
         **{name: scalars.get(name) for name in ("env_wait_s", "env_reward")},
     }
 
 
-def _tools(sample: Trajectory) -> list[str]:
+def _conversation(group: Group, sample: Trajectory) -> dict[str, Any]:
+    return {
+        "prompt_ids": sample.prompt_ids if len(sample.prompt_ids) else group.prompt.token_ids,
+        "messages": as_unicode(messages_json(sample.messages)),
+        "turns": [turn_row(turn) for turn in sample.turns],
+    }
+
+
+def _tools(whole: Sequence[Trajectory]) -> list[str]:
     """The names that the policy called, which need not be those of tools."""
-    calls = [call for message in sample.messages for call in message.get("tool_calls") or ()]
+    messages = [message for each in whole for message in each.messages]
+    calls = [call for message in messages for call in message.get("tool_calls") or ()]
     names = dict.fromkeys(str(call.get("function", {}).get("name", ""))[:LONGEST_NAME] for call in calls)
     return [as_unicode(name) or "" for name in names][:MOST_LOGGED]
 

@@ -45,13 +45,13 @@ export function conversation(sample, plain, most, tokens) {
   return h(
     "ol",
     { class: "talk", "aria-label": "Conversation" },
-    sample.turns.map((turn) => {
+    sample.turns.map((turn, place) => {
       const { author, first, last } = turn;
       const policy = author === "policy";
       if (policy) number++;
       const share = { first, last, most: Math.max(0, left) };
       if (policy) left -= last - first;
-      return h(
+      const drawn = h(
         "li",
         { class: `turn ${policy ? "policy" : "environment"}` },
         heading(turn, policy ? `turn ${number}` : "environment"),
@@ -59,7 +59,22 @@ export function conversation(sample, plain, most, tokens) {
           ? said(turn, plain, whole, () => tokens(share))
           : answered(turn, whole, () => tokens({ first, last, grey: true })),
       );
+      return [begun(sample.trajectories ?? [], place), drawn];
     }),
+  );
+}
+
+/** The heading of a trajectory, before its first turn, if the episode forked. */
+function begun(trajectories, place) {
+  const number = trajectories.findIndex(({ turn }) => turn === place);
+  if (number < 0) return null;
+  const { tokens, prompt } = trajectories[number];
+  return h(
+    "li",
+    { class: "trajectory" },
+    h("b", {}, `trajectory ${number + 1} of ${trajectories.length}`),
+    h("small", {}, counted(tokens, "token")),
+    prompt ? h("details", {}, h("summary", {}, "prompt"), foreign(prompt, "pre")) : null,
   );
 }
 
