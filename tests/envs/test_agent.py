@@ -86,6 +86,7 @@ def test_a_synchronous_agent_with_tools():
         turn.message,
         {"role": "tool", "tool_call_id": "c1", "content": "5"},
     )
+    assert (second.tool_calls, second.tool_errors) == (1, 0)
     assert last == Observation(reward=0.5, done=True, correct=True)
 
 
@@ -480,7 +481,7 @@ def test_smolagents():
     assert opening.messages[0]["role"] == "system"
     assert "2+3?" in opening.messages[-1]["content"]
     assert "5" in second.conversation.messages[-1]["content"]
-    assert last == Observation(reward=1.0, done=True)
+    assert last == Observation(reward=1.0, done=True, tool_calls=1)
 
 
 def test_an_endpoint_that_could_not_start_is_started_once_its_port_is_free():

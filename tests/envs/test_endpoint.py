@@ -25,6 +25,7 @@ FIVE = AssistantTurn("5", token_ids=(7, 8), logps=(-0.5, -0.25), prompt_ids=(1, 
 CALL = AssistantTurn(
     "", (ToolCall("add", {"a": 2, "b": "drei"}), ToolCall("add", error="not valid JSON: …")), number=4, token_ids=(9,)
 )
+MALFORMED = ToolCall("add", error="not valid JSON: …", raw="<tool_call>{6</tool_call>")
 
 
 class Policy:
@@ -125,7 +126,7 @@ def test_the_sdk_gets_the_turn_and_the_policy_the_conversation():
     ]
 
 
-def test_tool_calls_have_arguments_as_text_and_malformed_ones_are_left_out():
+def test_tool_calls_have_arguments_as_text():
     create = lambda client: client.chat.completions.create(model="m", messages=[USER], tools=[ADD])  # noqa: E731
     choice = ask_sdk(Policy(CALL), create).choices[0]
     assert choice.finish_reason == "tool_calls"
@@ -133,6 +134,17 @@ def test_tool_calls_have_arguments_as_text_and_malformed_ones_are_left_out():
     (call,) = choice.message.tool_calls
     assert (call.id, call.function.name) == ("call_4_0", "add")
     assert json.loads(call.function.arguments) == {"a": 2, "b": "drei"}
+
+
+def test_malformed_tool_calls_are_text():
+    create = lambda client: client.chat.completions.create(model="m", messages=[USER], tools=[ADD])  # noqa: E731
+    choice = ask_sdk(Policy(AssistantTurn("", (MALFORMED,))), create).choices[0]
+    assert (choice.message.content, choice.message.tool_calls) == (MALFORMED.raw, None)
+    assert choice.finish_reason == "stop"
+    both = ask_sdk(Policy(AssistantTurn("So:", (MALFORMED, *CALL.tool_calls))), create).choices[0]
+    assert both.message.content == f"So:\n{MALFORMED.raw}"
+    assert [call.function.name for call in both.message.tool_calls] == ["add"]
+    assert both.finish_reason == "tool_calls"
 
 
 def test_tool_choice_none_offers_no_tools():
@@ -262,6 +274,8 @@ def test_stop_cuts_the_text_and_what_follows():
     asked = {"messages": [USER], "stop": ["nowhere", "6", "Observation:"]}
     choice = post(asked, handle=Policy(turn)).json()["choices"][0]
     assert choice["message"] == {"role": "assistant", "content": "Add them.\n"}
+    choice = post(asked, handle=Policy(AssistantTurn("", (MALFORMED,)))).json()["choices"][0]
+    assert choice["message"] == {"role": "assistant", "content": "<tool_call>{"}
     assert choice["finish_reason"] == "stop"
 
 

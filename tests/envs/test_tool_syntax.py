@@ -54,11 +54,13 @@ def test_calls_among_text(form, family):
 )
 @pytest.mark.parametrize(("form", "family"), CALLS)
 def test_malformed_calls_say_why(form, family, written, name, error):
-    (call,) = form.parse(ids_of(family, f"<tool_call>\n{written}\n</tool_call><|im_end|>"), TOOLS).tool_calls
+    parsed = form.parse(ids_of(family, f"<tool_call>\n{written}\n</tool_call><|im_end|>"), TOOLS)
+    (call,) = parsed.tool_calls
     assert call.error.startswith(error)
     assert call.error
     assert "\n" not in call.error
     assert name is None or call.name == name
+    assert written in (call.raw or parsed.text)
     assert call.arguments == {}
 
 
@@ -66,6 +68,7 @@ def test_malformed_calls_say_why(form, family, written, name, error):
 def test_a_call_that_was_cut_is_malformed(form, family):
     (call,) = form.parse(ids_of(family, 'Well <tool_call>{"name": "find"'), TOOLS).tool_calls
     assert "end" in call.error
+    assert '{"name": "find"' in call.raw
 
 
 @pytest.mark.parametrize(("form", "family"), CALLS[:-1])
@@ -103,6 +106,7 @@ def test_llama_writes_a_call_as_its_whole_turn():
         assert form.parse(ids_of("llama-3.2", written)).text == written.removesuffix("<|eot_id|>")
         (broken,) = form.parse(ids_of("llama-3.2", '{"name": "find", "parameters": {<|eot_id|>'), TOOLS).tool_calls
         assert broken.error.startswith("not valid JSON: ")
+        assert broken.raw == '{"name": "find", "parameters": {'
         assert form.parse(ids_of("llama-3.2", '{"answer": 3}'), TOOLS).text == '{"answer": 3}'
 
 

@@ -11,9 +11,12 @@ from support import TextVerifier, make_prompt, make_sample, tokenizer
 from dapo_rl.config import Config, EnvSettings
 from dapo_rl.engines.protocol import Completion, Request, SamplingParams
 from dapo_rl.envs import Observation, OneTurn, Opening
+from dapo_rl.envs.agent import AgentEnvironment
+from dapo_rl.envs.build import Factory
 from dapo_rl.envs.chat_format import Parsed
 from dapo_rl.envs.compare_messages import same_messages
 from dapo_rl.envs.pool import EnvironmentPool
+from dapo_rl.envs.protocol import ToolCall, tool_schema
 from dapo_rl.rollout.build_conversations import build_conversations
 from dapo_rl.rollout.conversation import Conversations
 from dapo_rl.rollout.episodes import Episodes
@@ -410,6 +413,43 @@ def test_an_episode_that_fails_in_a_fork_has_its_tokens_once():
         (group,) = finish(episodes)
     assert "too_long: the prompt has 300 tokens" in group.verdicts[0].detail
     assert group.tokens == 4
+
+
+class Calls(Letters):
+    """Each turn has a tool call, and a malformed one."""
+
+    def parse(self, turn_ids, tools=()):
+        return Parsed("", (ToolCall("f", {"x": 1}), ToolCall("", error="not valid JSON", raw="{oops")))
+
+
+async def answers_calls(task, client):
+    """An agent that sends back what it gets."""
+    messages = list(task["messages"])
+    for _ in range(2):
+        reply = await client.chat.completions.create(model="m", messages=messages, tools=[tool_schema("f", "", {})])
+        said = reply.choices[0].message
+        results = [{"role": "tool", "tool_call_id": call.id, "content": "higher"} for call in said.tool_calls]
+        messages += [said.model_dump(exclude_none=True), *results]
+    return float(said.content == "{oops")
+
+
+@pytest.mark.slow
+def test_malformed_tool_calls_of_agents_are_counted_and_the_trajectory_continues():
+    settings = EnvSettings(name="x:y")
+    with EnvironmentPool(Factory(AgentEnvironment, answers_calls), settings) as pool:
+        chats = Conversations(pool, Calls(), settings, max_new_tokens=100, context=200)
+        episodes = Episodes(Guesser(), None, request, waits=True, conversations=chats)
+        episodes.submitted = True
+        episodes.start(0, make_prompt("p"))
+        (group,) = finish(episodes)
+    assert [verdict.score for verdict in group.verdicts] == [1.0] * 4
+    assert group.forks == ()
+    sample = group.samples[1]
+    assert sample.token_ids.tolist() == [1, *letters("higher"), 2]
+    assert (sample.scalars["tool_calls"], sample.scalars["tool_errors"]) == (4, 2)
+    said, result, _ = sample.messages
+    assert said["content"] == "{oops"
+    assert [call["id"] for call in said["tool_calls"]] == [result["tool_call_id"]]
 
 
 def test_messages_are_the_same_however_an_agent_writes_them():

@@ -33,6 +33,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any
 
 from dapo_rl.base.load import load_function, spec_of
@@ -96,10 +97,13 @@ class AgentEnvironment:
             self._answer.set_result(turn)
         call = await self._next_call()
         if call is None:
-            return self._reward()
-        if call.prompt_ids:
-            return Observation(prompt_ids=call.prompt_ids, max_tokens=call.max_tokens)
-        return Observation(conversation=Opening(call.messages, call.tools), max_tokens=call.max_tokens)
+            answer = self._reward()
+        elif call.prompt_ids:
+            answer = Observation(prompt_ids=call.prompt_ids, max_tokens=call.max_tokens)
+        else:
+            answer = Observation(conversation=Opening(call.messages, call.tools), max_tokens=call.max_tokens)
+        malformed = sum(bool(made.error) for made in turn.tool_calls)
+        return replace(answer, tool_calls=len(turn.tool_calls), tool_errors=malformed)
 
     async def result(self) -> Observation | None:
         """Refuses further calls, and waits a moment for an agent that then ends with a reward."""

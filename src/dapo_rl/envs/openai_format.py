@@ -7,7 +7,7 @@ import re
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dapo_rl.base.quote import shown
@@ -180,8 +180,9 @@ def model_list(model: str, max_model_len: int) -> dict[str, Any]:
 
 
 def sent_message(turn: AssistantTurn, stop: tuple[str, ...] = ()) -> dict[str, Any]:
-    """The turn as agents receive it. A malformed tool call is left out, as by vLLM; the text ends before the first of
-    the agent's stop strings. `read_message` is its inverse, apart from these."""
+    """The turn as agents receive it: `malformed_as_text`, and the text ends before the first of the agent's stop
+    strings. `read_message` is its inverse, apart from these."""
+    turn = malformed_as_text(turn)
     found = [place for end in stop if (place := turn.text.find(end)) >= 0]
     text = turn.text[: min(found)] if found else turn.text
     calls = [
@@ -189,12 +190,18 @@ def sent_message(turn: AssistantTurn, stop: tuple[str, ...] = ()) -> dict[str, A
             call.id or f"call_{turn.number}_{place}", call.name, json.dumps(dict(call.arguments), ensure_ascii=False)
         )
         for place, call in enumerate(turn.tool_calls)
-        if not call.error and not found
+        if not found
     ]
     message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None}
     if turn.reasoning:
         message["reasoning_content"] = turn.reasoning
     return {**message, "tool_calls": calls} if calls else message
+
+
+def malformed_as_text(turn: AssistantTurn) -> AssistantTurn:
+    """The turn with its malformed tool calls as text, as in vLLM."""
+    text = "\n".join(filter(None, (turn.text, *(call.raw for call in turn.tool_calls))))
+    return replace(turn, text=text, tool_calls=tuple(call for call in turn.tool_calls if not call.error))
 
 
 def read_message(message: Any, where: str = "message") -> dict[str, Any]:

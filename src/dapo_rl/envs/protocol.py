@@ -54,6 +54,8 @@ class ToolCall:
     id: str = ""
     error: str = ""
     """Why the call cannot be made, such as `not valid JSON: …`; it was malformed."""
+    raw: str = ""
+    """What the policy wrote, if it was malformed and is not in the turn's text."""
 
 
 @dataclass(frozen=True, slots=True)

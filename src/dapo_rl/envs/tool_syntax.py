@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from dapo_rl.base.quote import one_line
@@ -123,7 +123,7 @@ class Turns:
         reasoning, pieces = self._without_thoughts(self._pieces(ids))
         text = "".join(pieces)
         if self._json_only and tools and re.match(r'\s*\{\s*"name"\s*:', text):  # nothing but a JSON object with a name
-            text, calls = "", [json_call(text)]
+            text, calls = "", [_with_raw(json_call(text), text)]
         elif not self._json_only and self._extract is None:
             text, calls = _without_calls(pieces)
         return Parsed(text.strip() if calls or reasoning else text, tuple(calls), reasoning)
@@ -174,13 +174,19 @@ def _without_calls(pieces: Sequence[str]) -> tuple[str, list[ToolCall]]:
         if inside is None and _is(piece, CALL):
             inside = []
         elif inside is not None and _is(piece, CALL_END):
-            calls.append(json_call("".join(inside)))
+            written = "".join(inside)
+            calls.append(_with_raw(json_call(written), f"{CALL}{written}{CALL_END}"))
             inside = None
         else:
             (texts if inside is None else inside).append(piece)
     if inside is not None:
-        calls.append(ToolCall("", error=f"the tool call does not end with {CALL_END}"))
+        error = f"the tool call does not end with {CALL_END}"
+        calls.append(ToolCall("", error=error, raw=CALL + "".join(inside)))
     return "".join(texts), calls
+
+
+def _with_raw(call: ToolCall, written: str) -> ToolCall:
+    return replace(call, raw=written) if call.error else call
 
 
 def json_call(text: str) -> ToolCall:
@@ -218,6 +224,10 @@ def checked_call(name: Any, arguments: Any, number: str = "") -> ToolCall:
 
 def packaged_call(found: Any) -> ToolCall:
     """The call of a `ParsedToolCall` of `renderers`."""
+    return _with_raw(_packaged_call(found), str(found.raw or ""))
+
+
+def _packaged_call(found: Any) -> ToolCall:
     status, number = str(found.status), str(found.id or "")
     name = found.name if isinstance(found.name, str) else ""
     if status in _FAULTS:

@@ -22,6 +22,7 @@ from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.envs.chat_format import ChatFormat
 from dapo_rl.envs.compare_messages import same, same_messages
 from dapo_rl.envs.messages import with_system
+from dapo_rl.envs.openai_format import malformed_as_text
 from dapo_rl.envs.pool import Environments
 from dapo_rl.envs.protocol import AssistantTurn, EpisodeFailure, Message, Observation, Opening, ToolSchema
 from dapo_rl.errors import UserError
@@ -225,14 +226,15 @@ class Conversations:
             reasoning=parsed.reasoning,
             **tokens,
         )
-        conversation.messages.append(turn.message)
+        message = malformed_as_text(turn).message if self.pool.takes_tokens else turn.message
+        conversation.messages.append(message)
         conversation.trajectory = sample.replace(
             text=parsed.text,
             finish_reason=None,
             index=conversation.index,
             prompt_ids=before.prompt_ids,
             turns=(*before.turns, Turn(start, len(sample.token_ids), "policy", conversation.lap())),
-            messages=(*before.messages, turn.message),
+            messages=(*before.messages, message),
         )
         conversation.cut = sample.truncated and not self.cut_turns_continue
         if conversation.cut:
