@@ -1,6 +1,8 @@
 """Whole runs with agents: the embedded model answers their calls."""
 
 import json
+import re
+import sys
 
 import pyarrow.parquet as pq
 import pytest
@@ -51,3 +53,29 @@ def test_the_model_s_context_limits_an_agent(tmp_path):
     (tmp_path / "agent.py").write_text(LONG)
     rows = train(tmp_path / "run", f"env.agent={tmp_path / 'agent.py'}:solve", "data.max_prompt_tokens=1024")
     assert {row["score"] for row in rows} == {1.0}
+
+
+SHELL = r"""
+r=$(curl -s "$OPENAI_BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY" \
+    -H "Content-Type: application/json" -d "{\"messages\": [{\"role\": \"user\", \"content\": \"3+4=?\"}]}")
+case $(echo "$r" | sed 's/.*"content":"\([^"]*\)".*/\1/') in *[0-4]) echo 1 ;; *) echo 0 ;; esac
+"""
+
+SDK = """
+import json, sys
+from openai import OpenAI
+task = json.load(sys.stdin)
+reply = OpenAI().chat.completions.create(model="gpt-4o-mini", messages=task["messages"], temperature=0)
+print(float(reply.choices[0].message.content[-1:] in "01234"))
+"""
+
+
+@pytest.mark.parametrize(("program", "script"), [("sh", SHELL), (sys.executable, SDK)], ids=["curl", "sdk"])
+def test_a_command_line_as_agent(tmp_path, program, script):
+    """What it prints is the reward of what the policy wrote."""
+    (tmp_path / "agent").write_text(script)
+    rows = train(tmp_path / "run", f"env.agent={program} {tmp_path / 'agent'}")
+    for row in rows:
+        (message,) = json.loads(row["messages"])
+        assert row["score"] == bool(re.search(r"[0-4]$", message["content"]))
+    assert len({row["score"] for row in rows}) == 2
