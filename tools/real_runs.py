@@ -43,8 +43,9 @@ TWO_ENGINES_HEAD = (
     "|---|---|---|---|---|---|---|---|"
 )
 TOOL_HEAD = (
-    "| | before | after 10 steps (tokens) | 20 | 30 | one turn, as many tokens | calls per episode | of them fail |\n"
-    "|---|---|---|---|---|---|---|---|"
+    "| | before | after 10 steps (tokens) | 20 | 30 | one turn, as many tokens | turns | calls per episode "
+    "| of them fail |\n"
+    "|---|---|---|---|---|---|---|---|---|"
 )
 
 Row = Mapping[str, Any]
@@ -114,6 +115,7 @@ def tool_table() -> list[str]:
         fail = [100 * row["env/tool_errors"] / row["env/tool_calls"] for row in (first, last)]
         cells += [
             f"{100 * same:.1f} %",
+            f"{first['env/turns']:.2f} → {last['env/turns']:.2f}",
             f"{first['env/tool_calls']:.2f} → {last['env/tool_calls']:.2f}",
             f"{fail[0]:.0f} → {fail[1]:.0f} %",
         ]

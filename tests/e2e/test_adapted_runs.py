@@ -13,6 +13,8 @@ from support import REPOSITORY
 
 from dapo_rl import DAPOTrainer
 from dapo_rl.config import Config
+from dapo_rl.envs.endpoint import METHODS
+from dapo_rl.models.load import TINY
 
 pytestmark = pytest.mark.slow
 
@@ -37,14 +39,20 @@ def train(directory, *settings):
     return steps, [(row, json.loads(row["messages"])) for row in rows]
 
 
-def test_a_taskset_of_verifiers(tmp_path, monkeypatch):
-    """Its tasks are the data, and its rewards those of the run."""
+@pytest.mark.parametrize(
+    ("options", "other"),
+    [("{}", "/inference/v1/generate"), (f"{{model: {TINY}}}", "/v1/chat/completions")],
+    ids=["messages", "tokens"],
+)
+def test_a_taskset_of_verifiers(tmp_path, monkeypatch, options, other):
+    """Its tasks are the data, and its rewards those of the run. With `model`, verifiers renders the prompts."""
+    monkeypatch.delitem(METHODS, other)
     pytest.importorskip("verifiers.v1")
     tasksets = str(REPOSITORY / "tests" / "envs" / "tasksets")
     monkeypatch.syspath_prepend(tasksets)
     monkeypatch.setenv("PYTHONPATH", tasksets)
     settings = ["env.name=verifiers:digits_taskset", "data.train=tasks", "sampling.stop=['1', '2', '3']"]
-    _, rows = train(tmp_path / "run", *settings)
+    _, rows = train(tmp_path / "run", *settings, f"env.options={options}")
     for row, messages in rows:
         (message,) = messages
         digit = re.fullmatch(r"(\d)\+0=\?", row["prompt"].strip()).group(1)

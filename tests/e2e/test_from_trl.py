@@ -122,10 +122,15 @@ def test_quickstarts_without_arguments(name, run_script):
         assert summary["metrics"]["reward/mean"] > 1, "the number of different characters"
 
 
-@pytest.mark.slow
-def test_the_quickstart_with_a_grpo_config(run_script, monkeypatch, capsys):
+@pytest.fixture
+def small_args(monkeypatch):
+    """`GRPOConfig` with the fields of `ON_CPU`, for scripts without arguments."""
     fields = {"use_cpu": True, "bf16": False, "max_steps": 2, "num_generations": 4, "per_device_train_batch_size": 8}
     monkeypatch.setattr(trl, "GRPOConfig", functools.partial(trl.GRPOConfig, max_completion_length=24, **fields))
+
+
+@pytest.mark.slow
+def test_the_quickstart_with_a_grpo_config(run_script, small_args, capsys):
     ((trainer, summary),) = run_script(patched("reward_len.py"))
     assert summary["steps"] == 2
     assert trainer.run_dir == Path("Qwen2-0.5B-GRPO")
@@ -202,6 +207,19 @@ def test_an_agent_with_a_tool(run_script, tmp_path):
     assert metrics["env/failed"] == 0
     assert 0 < metrics["env/tool_errors"] < metrics["env/tool_calls"], "one of the queries is wrong"
     assert metrics["reward/mean"] > 0.1, "evidence was found"
+
+
+@pytest.mark.slow
+def test_an_environment_with_a_reward(run_script, small_args, tmp_path):
+    calls = [{"name": "echo", "arguments": {"message": "x" * length}} for length in (10, 20)]
+    tool_model.save(tmp_path / "model", [f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls])
+    (tmp_path / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    config = {**FILL, "sampling.stop": ["</tool_call>"], "env.max_observation_tokens": 400}
+    ((_, summary),) = run_script(patched("echo.py"), (), config, str(tmp_path / "model"))
+    assert summary["steps"] == 2
+    metrics = summary["metrics"]
+    assert metrics["env/failed"] == metrics["env/tool_errors"] == 0
+    assert 0 < metrics["reward/mean"] <= 2, "a tenth of the last message's length"
 
 
 @pytest.mark.slow

@@ -516,6 +516,21 @@ def test_the_example(turns, reward):
     assert run(play(AgentEnvironment(example), *turns))[-1] == Observation(reward=reward, done=True)
 
 
+def test_an_address_of_this_host(tmp_path):
+    """Other hosts reach the endpoint there, and it gives agents this address."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("10.255.255.255", 1))  # sends nothing
+        except OSError:
+            pytest.skip("this host has no network")
+        host = probe.getsockname()[0]
+    assert not host.startswith("127.")
+    assert run(play(AgentEnvironment(two_calls, host=host), "4", "5"))[-1].reward == 1.0
+    (tmp_path / "agent.sh").write_text(CURL + 'echo "${OPENAI_BASE_URL}" > "$0.url"; echo 1')
+    assert run(play(AgentEnvironment(f"sh {tmp_path / 'agent.sh'}", host=host), "5"))[-1].reward == 1.0
+    assert (tmp_path / "agent.sh.url").read_text().startswith(f"http://{host}:")
+
+
 def test_tls(tmp_path):
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
     subprocess.run(

@@ -55,7 +55,7 @@ class Never:
 
 @asynccontextmanager
 async def serving(**settings):
-    endpoint = Endpoint("policy", 64, **settings)
+    endpoint = Endpoint("policy", **settings)
     await endpoint.start()
     try:
         yield endpoint
@@ -72,7 +72,7 @@ def talk(handle, work, **settings):
 
     async def main():
         async with serving(**settings) as endpoint:
-            secret = endpoint.open(handle)
+            secret = endpoint.open(handle, 64)
             headers = {"authorization": f"Bearer {secret}"}
             root = endpoint.url.removesuffix("/v1")
             async with httpx2.AsyncClient(base_url=root, headers=headers, timeout=20) as client:
@@ -91,7 +91,7 @@ def post(body, path="/v1/chat/completions", handle=None, **more):
 def ask_sdk(handle, work):
     async def main():
         async with serving() as endpoint:
-            key = endpoint.open(handle)
+            key = endpoint.open(handle, 64)
             async with openai.AsyncOpenAI(base_url=endpoint.url, api_key=key, max_retries=0) as client:
                 return await work(client)
 
@@ -360,7 +360,7 @@ def test_only_the_secret_of_a_running_episode_is_accepted():
         assert await status("Bearer x") == (401, "invalid_api_key")
         assert await status("") == (401, "invalid_api_key")
         assert await status(f"Basic {secret}") == (401, "invalid_api_key")
-        other = endpoint.open(Policy())
+        other = endpoint.open(Policy(), 64)
         endpoint.close(secret)
         assert await status(f"Bearer {secret}") == (410, "episode_ended")
         assert (await client.get("/v1/models")).status_code == 410
@@ -376,7 +376,7 @@ def test_calls_reach_their_own_episode():
             replies = {}
 
             async def ask(number):
-                key = endpoint.open(Policy(AssistantTurn(str(number))))
+                key = endpoint.open(Policy(AssistantTurn(str(number))), 64)
                 async with openai.AsyncOpenAI(base_url=endpoint.url, api_key=key, max_retries=0) as client:
                     reply = await client.chat.completions.create(model="m", messages=[USER])
                     replies[number] = reply.choices[0].message.content
@@ -391,7 +391,7 @@ def test_the_end_of_an_episode_refuses_its_waiting_call():
     async def main():
         never = Never()
         async with serving() as endpoint:
-            key = endpoint.open(never)
+            key = endpoint.open(never, 64)
             async with openai.AsyncOpenAI(base_url=endpoint.url, api_key=key, max_retries=0) as client:
                 waiting = asyncio.create_task(client.chat.completions.create(model="m", messages=[USER]))
                 await never.asked.wait()
@@ -408,7 +408,7 @@ def test_a_client_that_disconnects_cancels_its_call():
     async def main():
         never = Never()
         async with serving() as endpoint, httpx2.AsyncClient() as client:
-            headers = {"authorization": f"Bearer {endpoint.open(never)}"}
+            headers = {"authorization": f"Bearer {endpoint.open(never, 64)}"}
             body = {"messages": [USER]}
             asking = asyncio.create_task(client.post(f"{endpoint.url}/chat/completions", json=body, headers=headers))
             await never.asked.wait()
@@ -532,7 +532,7 @@ def test_signal_handlers_stay_and_stopping_is_quick():
         never = Never()
         async with serving() as endpoint:
             assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-            secret = endpoint.open(never)
+            secret = endpoint.open(never, 64)
             async with httpx2.AsyncClient(headers={"authorization": f"Bearer {secret}"}, timeout=20) as client:
                 waiting = asyncio.create_task(
                     client.post(f"{endpoint.url}/chat/completions", json={"messages": [USER]})
@@ -551,7 +551,7 @@ def test_signal_handlers_stay_and_stopping_is_quick():
 def test_a_port_in_use_is_one_line():
     said = r"env\.port: cannot listen on 127\.0\.0\.1:\d+: .*; env\.port=0"
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(UserError, match=said):
-        run(Endpoint("m", 64, port=taken.getsockname()[1]).start())
+        run(Endpoint("m", port=taken.getsockname()[1]).start())
 
 
 def test_tls(tmp_path):
@@ -568,7 +568,7 @@ def test_tls(tmp_path):
     async def main():
         async with serving(tls=(str(cert), str(key))) as endpoint:
             assert endpoint.url.startswith("https://127.0.0.1:")
-            secret = endpoint.open(Policy())
+            secret = endpoint.open(Policy(), 64)
             process = await asyncio.create_subprocess_exec(
                 *("curl", "-s", "--noproxy", "*", "--cacert", str(cert), f"{endpoint.url}/models"),
                 *("-H", f"Authorization: Bearer {secret}"),
@@ -578,4 +578,4 @@ def test_tls(tmp_path):
 
     assert run(main())["data"][0]["id"] == "policy"
     with pytest.raises(UserError, match=r"env\.tls: .*PEM"):
-        run(Endpoint("m", 64, tls=(str(key), str(key))).start())
+        run(Endpoint("m", tls=(str(key), str(key))).start())

@@ -97,9 +97,9 @@ class DistributedEnvironments(Environments):
         self._look_at = 0.0
         self._episodes: dict[str, Any] = {}
 
-    def open(self, key: str, prompt: Prompt, seed: int) -> Future[Result]:
+    def open(self, key: str, prompt: Prompt, seed: int, *context: int) -> Future[Result]:
         self._episodes[key] = self._next_actor()
-        return self._call("open", key, prompt, seed)
+        return self._call("open", key, prompt, seed, *context)
 
     def step(self, key: str, turn: AssistantTurn) -> Future[Result]:
         return self._call("step", key, turn)

@@ -63,14 +63,13 @@ class AgentEnvironment:
         self,
         agent: str | Callable[..., Any],
         model: str = "policy",
-        max_model_len: int = 32768,
         host: str = "127.0.0.1",
         port: int = 0,
         tls: tuple[str, str] | None = None,
     ) -> None:
         self.name = agent if isinstance(agent, str) else spec_of(agent)
         self._agent = load_function(agent) if isinstance(agent, str) and FUNCTION.fullmatch(agent) else agent
-        self._settings = (model, max_model_len, host, port, tls and (tls[0], tls[1]))
+        self._settings = (model, host, port, tls and (tls[0], tls[1]))
         self._calls: deque[tuple[Opening, asyncio.Future[AssistantTurn]]] = deque()
         self._news = asyncio.Event()
         self._running: asyncio.Task[Any] | None = None
@@ -78,9 +77,9 @@ class AgentEnvironment:
         """To the call that is with the policy."""
         self._secret = ""
 
-    async def open(self, prompt: Prompt, seed: int) -> Opening:
+    async def open(self, prompt: Prompt, seed: int, context: int = 32768) -> Opening:
         self._endpoint = await _shared_endpoint(*self._settings)
-        self._secret = self._endpoint.open(self._receive)
+        self._secret = self._endpoint.open(self._receive, context)
         self._running = asyncio.create_task(self._run(task_of(prompt, seed)))
         self._running.add_done_callback(lambda _: self._news.set())
         call = await self._next_call()

@@ -101,7 +101,7 @@ def _of_agent(agent: Any, config: Config) -> Factory:
     from dapo_rl.envs.agent import AgentEnvironment
 
     env = config.env
-    return Factory(AgentEnvironment, agent, config.model.name, config.longest_sample, env.host, env.port, env.tls)
+    return Factory(AgentEnvironment, agent, config.model.name, env.host, env.port, env.tls)
 
 
 def environment_rows(config: Config, source: Any) -> Any:

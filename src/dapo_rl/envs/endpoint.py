@@ -64,6 +64,7 @@ class _Server(uvicorn.Server):
 @dataclass(eq=False, slots=True)
 class _Episode:
     handle: Handle
+    max_model_len: int
     waiting: set[asyncio.Future[AssistantTurn]] = field(default_factory=set)
 
 
@@ -73,13 +74,11 @@ class Endpoint:
     def __init__(
         self,
         model: str,
-        max_model_len: int,
         host: str = "127.0.0.1",
         port: int = 0,
         tls: tuple[str, str] | None = None,
     ) -> None:
-        self.model, self.max_model_len = model, max_model_len
-        self.host, self.port, self.tls = host, port, tls
+        self.model, self.host, self.port, self.tls = model, host, port, tls
         self._episodes: dict[str, _Episode] = {}
         self._ended: OrderedDict[str, None] = OrderedDict()
         self._server: _Server | None = None
@@ -134,10 +133,11 @@ class Endpoint:
             await self._serving
             self._server = self._serving = None
 
-    def open(self, handle: Handle) -> str:
-        """Begins an episode: `handle` answers the calls that come with the secret that this returns."""
+    def open(self, handle: Handle, max_model_len: int) -> str:
+        """Begins an episode: `handle` answers the calls that come with the secret that this returns. Prompt and
+        response of a call have at most `max_model_len` tokens together."""
         secret = f"dapo-{secrets.token_urlsafe(32)}"
-        self._episodes[secret] = _Episode(handle)
+        self._episodes[secret] = _Episode(handle, max_model_len)
         return secret
 
     def close(self, secret: str) -> None:
@@ -196,12 +196,12 @@ class Endpoint:
             raise RequestError(f"{path} takes {METHODS[path]} requests", 405, "method_not_allowed")
         episode = self._authorize(request)
         if path not in POST_ROUTES:
-            return JSONResponse(model_list(self.model, self.max_model_len))
+            return JSONResponse(model_list(self.model, episode.max_model_len))
         asked = POST_ROUTES[path](await _read_body(request))
         length = len(asked.call.prompt_ids)
-        if length >= self.max_model_len:
+        if length >= episode.max_model_len:
             raise RequestError(
-                f"the prompt has {length} tokens, and the model's maximum context length is {self.max_model_len} "
+                f"the prompt has {length} tokens, and the model's maximum context length is {episode.max_model_len} "
                 "tokens with at least one of the response",
                 code="context_length_exceeded",
             )

@@ -34,12 +34,12 @@ class Host:
     def begin(self, operation: Operation, key: str, arguments: tuple[Any, ...]) -> Any:
         """Calls the user's method; the value may be awaitable."""
         if operation == "open":
-            prompt, seed = arguments
+            prompt, seed, *context = arguments
             _seed(seed)
             environment = self._environment(key) if self._stateless else self._factory()
             self._environments["" if self._stateless else key] = environment
             self._prompts[key] = prompt
-            return _optional(environment, "open", prompt, seed)
+            return _optional(environment, "open", prompt, seed, *context)
         environment = self._environment(key)
         if operation == "step":
             return environment.step(*arguments)

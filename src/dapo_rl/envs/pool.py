@@ -55,7 +55,8 @@ class Environments(ABC):
         return f"episode-{next(self._keys)}"
 
     @abstractmethod
-    def open(self, key: str, prompt: Prompt, seed: int) -> Future[Result]: ...
+    def open(self, key: str, prompt: Prompt, seed: int, *context: int) -> Future[Result]:
+        """`context`, of prompt and response together: for environments that take tokens."""
 
     @abstractmethod
     def step(self, key: str, turn: AssistantTurn) -> Future[Result]: ...
@@ -95,12 +96,12 @@ class EnvironmentPool(Environments):
             self._calls = SharedProcesses(self._supervisor, settings, self.stateless, self.deterministic)
         self._close = weakref.finalize(self, _close, self._calls, self._supervisor, os.getpid())
 
-    def open(self, key: str, prompt: Prompt, seed: int) -> Future[Result]:
+    def open(self, key: str, prompt: Prompt, seed: int, *context: int) -> Future[Result]:
         if not self._opens:
             self._calls.begin(key)
             if self.stateless:
                 return finished(opening_of(prompt, None))
-        return self._calls.call("open", key, (prompt, seed))
+        return self._calls.call("open", key, (prompt, seed, *context))
 
     def step(self, key: str, turn: AssistantTurn) -> Future[Result]:
         return self._calls.call("step", key, (seen_turn(turn, self.takes_tokens),))

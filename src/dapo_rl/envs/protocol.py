@@ -71,7 +71,8 @@ class AssistantTurn:
     token_ids: tuple[int, ...] = ()
     logps: tuple[float, ...] = ()
     prompt_ids: tuple[int, ...] = ()
-    """The tokens before it. Only environments that declare `takes_tokens = True` get the tokens."""
+    """The tokens before it. Only environments that declare `takes_tokens = True` get the tokens; their `open` also gets
+    the model's context."""
     reasoning: str = ""
 
     @property

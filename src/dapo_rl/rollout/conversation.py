@@ -138,7 +138,8 @@ class Conversations:
 
     def open(self, conversation: Conversation, prompt: Prompt) -> Future[Any]:
         conversation.since = time.monotonic()
-        return self.pool.open(conversation.key, prompt, conversation.seed)
+        context = (self.context,) if self.pool.takes_tokens else ()
+        return self.pool.open(conversation.key, prompt, conversation.seed, *context)
 
     def opened(self, conversation: Conversation, result: Result) -> None:
         """Takes the environment's opening; a failure ends the conversation."""
