@@ -1,4 +1,4 @@
-"""Starts `dapo` in a process of its own, whose output goes to a log."""
+"""Starts `dapo` in a new process whose output goes to a log."""
 
 from __future__ import annotations
 

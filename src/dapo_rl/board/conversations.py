@@ -39,7 +39,7 @@ def turns_of(row: Mapping[str, Any], tokenizer: Any, ids: Sequence[int]) -> tupl
 
 
 def prompt_of(row: Mapping[str, Any], tokenizer: Any) -> str:
-    """What a trajectory begins with; empty if the log does not have it."""
+    """The text of a trajectory's prompt; empty if the log lacks it."""
     ids = row["prompt_ids"] or []
     shown = detokenized(tokenizer, [token or 0 for token in ids[:LONGEST_PROMPT]])
     more = len(ids) - LONGEST_PROMPT

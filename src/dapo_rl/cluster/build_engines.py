@@ -43,7 +43,7 @@ class EngineParts:
     device: str
     threads: int
     kv_bytes: int | None
-    """On a GPU, the cache has a share of what the weights leave instead."""
+    """For the cache on a CPU; on a GPU it takes a share of the memory that the weights leave."""
     directory: str = "."
 
     def __call__(self, weights: StoredWeights) -> Engine:

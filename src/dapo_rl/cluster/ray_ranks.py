@@ -46,7 +46,7 @@ class Place:
 
 
 MakePolicy = Callable[[Place], Any]
-"""Builds what a rank does: its methods are called by name. Sent to the rank, so that it is defined in a module."""
+"""Builds a rank's object, whose methods are called by name. It is pickled, so it must be defined in a module."""
 
 
 class RayRanks:
@@ -92,7 +92,7 @@ class RayRanks:
         return self._run("call", values, self._timeout_s * patience, name=method)
 
     def call_each(self, method: str, arguments: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """`call` with arguments of its own for each rank."""
+        """`call` with different arguments for each rank."""
         return self._run("call", [(method, *own) for own in arguments], self._timeout_s, name=method)
 
     def call_aside(self, method: str, *arguments: Any, check: Callable[[], None] = lambda: None) -> list[Any]:

@@ -230,7 +230,7 @@ def _accepted(function: Callable[..., Any], row: Mapping[str, Any]) -> dict[str,
 
 
 def _then(value: Any, use: Callable[[Any], Observation | Opening]) -> Any:
-    """What is made of a value, or an awaitable of it if the value is awaitable."""
+    """Converts a value, or an awaitable's result once it is there."""
     if not inspect.isawaitable(value):
         return use(value)
 
