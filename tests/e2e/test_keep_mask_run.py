@@ -77,12 +77,14 @@ def test_every_engine_trains_the_same_policy(tmp_path):
 
 def test_an_engine_that_does_not_return_them_is_refused(tmp_path):
     (tmp_path / "forgetful.py").write_text(
+        "from dataclasses import replace\n"
         "from dapo_rl.engines.hf import HFEngine\n"
         "class Forgetful(HFEngine):\n"
         "    def __init__(self, model, tokenizer, settings, *, dtype, longest):\n"
         "        super().__init__(model, tokenizer, 64)\n"
-        "    def _sample(self, *arguments):\n"
-        "        return super()._sample(*arguments).replace(kept_ids=None)\n"
+        "    def poll(self, timeout_s=None):\n"
+        "        completions = super().poll(timeout_s)\n"
+        "        return [replace(done, sample=done.sample.replace(kept_ids=None)) for done in completions]\n"
     )
     with pytest.raises(UserError, match=r"^engine: .*Forgetful\.poll returned .* with no column kept_ids; "):
         trained(tmp_path / "run", *KEEPS, f"engine={tmp_path}/forgetful.py:Forgetful")

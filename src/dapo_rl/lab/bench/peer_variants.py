@@ -97,6 +97,10 @@ def vllm_options(variant: str, *, max_batch: int, longest: int) -> dict[str, Any
     }
 
 
+ENGINE_OPTIONS = {"vllm": vllm_options}
+"""The options of engines that have variants, as a function of the variant."""
+
+
 def installed(package: str) -> bool:
     return find_spec(package) is not None
 

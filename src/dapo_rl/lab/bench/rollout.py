@@ -15,7 +15,7 @@ from dapo_rl.engines.protocol import EngineInputs, Request, SamplingParams
 from dapo_rl.engines.token_sampling import derive_seed
 from dapo_rl.errors import UserError
 from dapo_rl.lab.bench.model_shapes import open_model, random_prompts
-from dapo_rl.lab.bench.peer_variants import GENERATE_VARIANTS, all_variants, vllm_options
+from dapo_rl.lab.bench.peer_variants import ENGINE_OPTIONS, GENERATE_VARIANTS, all_variants
 from dapo_rl.lab.bench.roofline import Size
 from dapo_rl.lab.bench.timing import measure
 from dapo_rl.lab.bench.workload import Measurement, Workload
@@ -38,9 +38,9 @@ def measure_engine(work: Workload, variant: str = "") -> Measurement:
         torch.cuda.empty_cache()
     settings, dtype = work.config().sampling, getattr(torch, work.dtype)
     options = {}
-    if work.engine == "vllm":
+    if of_variant := ENGINE_OPTIONS.get(work.engine):
         max_batch = settings.max_batch or work.samples
-        options = vllm_options(variant or all_variants("vllm")[0], max_batch=max_batch, longest=work.longest)
+        options = of_variant(variant or all_variants(work.engine)[0], max_batch=max_batch, longest=work.longest)
         facts["options"] = options
         options = {**options, "seeded": False}  # per-request seeds slow vLLM down
     inputs = EngineInputs(model, tokenizer, settings, dtype, work.longest, copies=False, options=options)
