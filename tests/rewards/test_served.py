@@ -1,11 +1,13 @@
 """Verifiers of the run's own process beside those of workers."""
 
+import pickle
+
 from support import make_prompt
 
 from dapo_rl.config import RewardSettings
 from dapo_rl.envs import AtHand
 from dapo_rl.rewards import build_verifier
-from dapo_rl.rewards.served import MixedVerifier, Served
+from dapo_rl.rewards.served import AsScore, MixedVerifier, Served
 from dapo_rl.rewards.validation import failure
 from dapo_rl.types import RewardPart, Trajectory, Verdict
 
@@ -44,3 +46,9 @@ def test_what_a_served_verifier_logs_comes_before_what_workers_log():
     local = Verdict(1.0, True, "correct", parts=(RewardPart("rule", 1.0),), extra=own)
     (verdict,) = mixed.joined([local], {"judge": [Verdict(0.5, False, "wrong", extra=served)]}, 1)
     assert (verdict.score, verdict.correct, verdict.extra) == (1.5, True, {"a": 1, "b": 2, "c": 2})
+
+
+def test_the_rules_of_judges_can_be_sent_to_another_process():
+    sent = pickle.loads(pickle.dumps(AsScore(rule)))
+    right, wrong = sent(make_prompt("p"), [Trajectory.of_text("right"), Trajectory.of_text("wrong")])
+    assert (right.score, wrong.score, sent.needs_answer) == (1.0, 0.0, False)

@@ -89,8 +89,8 @@ def read_shards(
     group: dist.ProcessGroup,
     reference: Any = None,
 ) -> tuple[dict[str, Tensor], dict[str, Tensor], dict[str, Any]]:
-    """What a checkpoint has for this rank: its tensors by name, those of the model and of the optimizer that they
-    belong to, and the other values. Nothing is changed yet."""
+    """Reads this rank's part of a checkpoint: its tensors by name, the tensors of the model and optimizer to copy them
+    to, and the other values. It changes nothing yet."""
     own = shard_tensors(model, optimizer, reference)
     reader = FileSystemReader(directory / folder)
     try:

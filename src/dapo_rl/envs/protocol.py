@@ -55,7 +55,7 @@ class ToolCall:
     error: str = ""
     """Why the call cannot be made, such as `not valid JSON: …`; it was malformed."""
     raw: str = ""
-    """What the policy wrote, if it was malformed and is not in the turn's text."""
+    """The text of a malformed call, if it is not in the turn's text."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from dapo_rl.config import RewardSettings
 from dapo_rl.rewards.combined import CombinedVerifier, checked_weights, weighted_sum
 from dapo_rl.rewards.custom import threshold_of
 from dapo_rl.rewards.logbook import limited, with_metrics
+from dapo_rl.rewards.validation import trait
 from dapo_rl.types import Drops, Pending, Prompt, RewardPart, Trajectory, Verdict, Verifier
 
 AGREE_WITH = "agree_with."
@@ -63,10 +64,16 @@ class AsScore:
 
     def __init__(self, rule: Verifier) -> None:
         self._rule = rule
+        self.needs_answer = trait(rule, "needs_answer")
+        self.per_sample, self.text_only = trait(rule, "per_sample"), trait(rule, "text_only")
 
-    def __getattr__(self, name: str) -> Any:
-        """What else the rule has: its traits, and how it warms up and checks prompts."""
-        return getattr(self._rule, name)
+    def warm_up(self) -> None:
+        if own := getattr(self._rule, "warm_up", None):
+            own()
+
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        if own := getattr(self._rule, "check", None):
+            own(prompts)
 
     def __call__(self, prompt: Prompt, samples: Sequence[Trajectory]) -> list[Verdict]:
         return [
@@ -114,7 +121,7 @@ class MixedVerifier:
             self.local.check(prompts)
 
     def is_dropped(self, local: Future[list[Verdict]] | None, drops: Drops | None) -> bool:
-        """Whether the workers' verdicts have arrived, say what is correct, and already drop the group."""
+        """Whether the workers' verdicts have arrived, decide correctness, and already drop the group."""
         if drops is None or local is None or not local.done() or local.cancelled() or local.exception() is not None:
             return False
         verdicts, first = local.result(), self.names[0]
@@ -139,7 +146,7 @@ class MixedVerifier:
             if rule >= 0 and not verdict.failed:
                 self.served[name].compare(verdict, Verdict(rule, rule > 0, "correct" if rule > 0 else "wrong"))
         opinions = dict(served)
-        if local is not None:  # of its parts, workers have told what the first one decides
+        if local is not None:  # which has the correctness of its first part
             opinions |= {name: replace(local, score=score) for name, score in parts.items()}
         applied = [(name, self.weights[name], opinions[name]) for name in self.names if name in opinions]
         if local is not None and local.failed and not self.only_rules:

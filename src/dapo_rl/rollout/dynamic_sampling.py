@@ -46,7 +46,7 @@ class Observed(NamedTuple):
 
 
 class Grading(Saved):
-    """What the scores so far look like."""
+    """Statistics of the scores so far."""
 
     correct: Finite | None = None
     """The score of the first correct sample."""

@@ -21,8 +21,8 @@ def check_verifier(groups: Sequence[Group], share: float) -> None:
 
 
 def check_environment(episodes: Sequence[tuple[Trajectory, Verdict]], share: float) -> None:
-    """Raises UserError if more than this share of the episodes failed. What was lost was not its own environment's
-    fault."""
+    """Raises UserError if more than this share of the episodes failed. Lost episodes do not count: their environment is
+    not at fault."""
     failures = [verdict.detail for sample, verdict in episodes if failure_reason(sample, verdict) not in (None, "lost")]
     if len(failures) > share * len(episodes):
         what = f"env: failed in {len(failures)} of {counted(len(episodes), 'episode')}"

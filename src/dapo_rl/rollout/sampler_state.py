@@ -39,7 +39,7 @@ COUNTED = {
     "restarted_tokens": "tokens_restarted",
     **{name: name for name in ("generate_seconds", "verify_seconds", "earlier_seconds", "notes")},
 }
-"""What a batch has counted, by its name in the file."""
+"""The counters of a batch, by their names in the file."""
 
 
 @dataclass(frozen=True, slots=True)
